@@ -1,0 +1,1 @@
+"""One lightweight controller per environment: trajectory-level rollout, redundancy, overlapped rewards."""

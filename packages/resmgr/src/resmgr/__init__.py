@@ -1,0 +1,1 @@
+"""A resource manager over a shared metadata store: pools, affinity, fallback, leases, failover."""

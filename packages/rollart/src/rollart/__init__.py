@@ -1,0 +1,1 @@
+"""Disaggregated, multi-task agentic RL training for language models."""

@@ -1,0 +1,1 @@
+"""Bucketized, versioned, transactional weight publication and pull."""
