@@ -1,0 +1,60 @@
+"""What several configuration keys promise together, checked before anything starts.
+
+Each refusal names the key, its value, the reason and an alternative that works.
+Held by tests/rollart/test_rollart_config.py.
+"""
+
+from __future__ import annotations
+
+from rollart.config.schema import Config
+from rollart.errors import ConfigError
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError for the first combination that cannot run."""
+    _check_context(config)
+    _check_hardware(config)
+    _check_model(config)
+    _check_training(config)
+
+
+def observation_tokens(config: Config) -> int:
+    """Tokens of one FrozenLake observation: a start mark, `size` rows of cells with newlines, a prompt mark."""
+    return 2 + config.task.size * (config.task.size + 1)
+
+
+def _check_context(config: Config) -> None:
+    need = observation_tokens(config) + config.task.actions_per_turn
+    have = config.generation.max_model_len
+    if need > have:
+        reason = f"one turn of this task needs {need} tokens; set it to at least {need}"
+        raise ConfigError("generation.max_model_len", have, reason)
+
+
+def _check_hardware(config: Config) -> None:
+    generation = config.generation
+    if len(generation.hardware) not in (1, generation.workers):
+        reason = f"give one class for all, or one for each of the {generation.workers} workers"
+        raise ConfigError("generation.hardware", generation.hardware, reason)
+    classes = {pool.hardware for pool in config.pools}
+    for hardware in [*generation.hardware, *generation.affinity.values()]:
+        if hardware not in classes:
+            reason = f"no pool has this hardware class; pools offer {', '.join(sorted(classes))}"
+            raise ConfigError("generation.hardware", hardware, reason)
+    if "default" not in generation.affinity:
+        raise ConfigError("generation.affinity", generation.affinity, "needs an entry named default")
+
+
+def _check_model(config: Config) -> None:
+    model = config.model
+    if model.hidden % 2:
+        raise ConfigError("model.hidden", model.hidden, f"must be even; {model.hidden + 1} works")
+
+
+def _check_training(config: Config) -> None:
+    if config.buffer.group_size < 2 and config.buffer.drop_uniform:
+        reason = "the rewards of a group of one are always equal; use 2 or more, or buffer.drop_uniform=false"
+        raise ConfigError("buffer.group_size", config.buffer.group_size, reason)
+    if config.run.mode == "sync" and config.buffer.alpha > 0:
+        reason = "mode sync is on-policy: set buffer.alpha to 0, or run.mode to rollart"
+        raise ConfigError("buffer.alpha", config.buffer.alpha, reason)

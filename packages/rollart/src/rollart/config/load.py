@@ -1,0 +1,127 @@
+"""Loading a configuration: defaults < file < `key=value` overrides, strictly typed.
+
+An unknown key, an ill-typed value and a value out of range each raise a ConfigError that names the key, the
+value and the nearest valid key or the valid range. Held by tests/rollart/test_rollart_config.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+import yaml
+
+from rollart.config.check import check
+from rollart.config.schema import Config, Section
+from rollart.errors import ConfigError
+
+
+def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
+    """The configuration of a YAML file with `section.key=value` overrides applied.
+
+    Raises ConfigError naming the key, the value and the remedy.
+    """
+    tree = _read(Path(path)) if path is not None else {}
+    for override in overrides:
+        _apply(tree, override)
+    return parse_config(tree)
+
+
+def parse_config(tree: Mapping[str, Any]) -> Config:
+    """The configuration of plain nested dictionaries. Raises ConfigError."""
+    _refuse_unknown(tree, Config, "")
+    try:
+        config = msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise _located(error, tree) from None
+    check(config)
+    return config
+
+
+def dump_config(config: Config) -> str:
+    """The whole resolved configuration as YAML text."""
+    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigError("config", str(path), "there is no such file")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError("config", str(path), f"not valid YAML: {error}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError("config", str(path), "the top level must be sections such as `run:` and `train:`")
+    return tree
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError("override", override, "write it as section.key=value")
+    *sections, leaf = key.strip().split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(key, text, f"{section} is not a section")
+    tree[leaf] = yaml.safe_load(text)
+
+
+def _sections(struct: type[Section]) -> dict[str, type[Section] | None]:
+    """The keys of a section, each with the section type it holds, or None for a plain value."""
+    hints = get_type_hints(struct)
+    return {
+        name: hints[name] if isinstance(hints[name], type) and issubclass(hints[name], Section) else None
+        for name in struct.__struct_fields__
+    }
+
+
+def _all_keys(struct: type[Section] = Config, prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for name, section in _sections(struct).items():
+        keys.append(prefix + name)
+        if section is not None:
+            keys += _all_keys(section, f"{prefix}{name}.")
+    return keys
+
+
+def _refuse_unknown(tree: Mapping[str, Any], struct: type[Section], prefix: str) -> None:
+    known = _sections(struct)
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if name not in known:
+            raise ConfigError(key, value, f"unknown key; {_nearest(str(name), prefix, list(known))}")
+        section = known[name]
+        if section is not None:
+            if not isinstance(value, Mapping):
+                raise ConfigError(key, value, f"is a section with keys {', '.join(_sections(section))}")
+            _refuse_unknown(value, section, f"{key}.")
+
+
+def _nearest(name: str, prefix: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {prefix}{close[0]}?"
+    leaves = {key.rpartition(".")[2]: key for key in reversed(_all_keys())}
+    elsewhere = difflib.get_close_matches(name, leaves, n=1, cutoff=0.75)
+    if elsewhere:
+        return f"did you mean {leaves[elsewhere[0]]}?"
+    return f"valid here: {', '.join(known)}"
+
+
+def _located(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> ConfigError:
+    """msgspec says where as ``- at `$.train.lr` ``; ours adds the value that stands there."""
+    reason, _, where = str(error).partition(" - at `$")
+    path = where.rstrip("`").lstrip(".").replace("[", ".").replace("]", "")
+    value: Any = tree
+    for part in filter(None, path.split(".")):
+        if isinstance(value, list):
+            value = value[int(part)] if part.isdigit() else None
+        elif isinstance(value, Mapping):
+            value = value.get(part)
+    return ConfigError(path or "config", value, reason[:1].lower() + reason[1:].replace("`", ""))

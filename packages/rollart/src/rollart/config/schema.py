@@ -1,0 +1,161 @@
+"""The typed configuration of a run: one frozen Struct per section, defaults that run on a laptop.
+
+Ranges stand in the types, so that loading checks them; `check.py` holds what several fields promise together.
+The resolved configuration is written beside the results. Held by tests/rollart/test_rollart_config.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Mode = Literal["rollart", "sync"]
+Loss = Literal["tis", "ppo", "grpo"]
+Store = Literal["auto", "mooncake", "shm"]
+
+Count = Annotated[int, Meta(ge=1)]
+CountOrZero = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the sections: immutable, keyword-only, strict about unknown keys."""
+
+
+class RunConfig(Section):
+    """What the run is called and how long it goes on."""
+
+    name: Name = "run"
+    folder: str = "runs"
+    seed: CountOrZero = 0
+    mode: Mode = "rollart"
+    iterations: Count = 80
+    stop_at_success: Share | None = None
+    """End early when an evaluation's success rate reaches this value; None trains all iterations."""
+
+
+class TaskConfig(Section):
+    """The environment. `actions_per_turn` symbols are generated each turn and the last one is the move."""
+
+    name: Literal["frozenlake"] = "frozenlake"
+    size: Annotated[int, Meta(ge=3, le=8)] = 4
+    frozen: Share = 0.8
+    max_turns: Count = 20
+    actions_per_turn: Count = 1
+    latency_mean_s: NonNegative = 0.0
+    latency_std_s: NonNegative = 0.0
+
+
+class ModelConfig(Section):
+    """A Hugging Face folder, or (empty path) a tiny Qwen3 made on the spot."""
+
+    path: str = ""
+    hidden: Count = 64
+    layers: Count = 2
+    heads: Count = 4
+
+
+class GenerationConfig(Section):
+    """The vLLM engines. `hardware` names the class of each worker; affinity maps tasks to classes."""
+
+    workers: Count = 2
+    hardware: tuple[str, ...] = ("H800", "H20")
+    affinity: dict[str, str] = msgspec.field(default_factory=lambda: {"default": "H800"})
+    max_model_len: Count = 128
+    max_num_seqs: Count = 128
+    kv_cache_mb: Count = 64
+    start_timeout_s: Positive = 300.0
+
+
+class RolloutConfig(Section):
+    """The environment managers and their deadlines (seconds)."""
+
+    concurrency: Count = 192
+    step_timeout_s: Positive = 30.0
+    turn_timeout_s: Positive = 120.0
+    episode_timeout_s: Positive = 600.0
+
+
+class BufferConfig(Section):
+    """Groups, redundancy and the staleness bound. `drop_uniform` drops groups whose rewards are all equal."""
+
+    batch_groups: Count = 16
+    group_size: Count = 8
+    alpha: NonNegative = 1.0
+    spare_groups: CountOrZero = 0
+    spare_members: CountOrZero = 0
+    drop_uniform: bool = True
+
+
+class TrainConfig(Section):
+    """The optimizer and the loss of one train step."""
+
+    loss: Loss = "tis"
+    lr: Positive = 1e-3
+    warmup: CountOrZero = 5
+    final_lr: Share = 0.1
+    """Learning rate at the last iteration as a share of `lr` (linear decay)."""
+    beta2: Share = 0.99
+    weight_decay: NonNegative = 0.0
+    grad_clip: Positive = 1.0
+    minibatches: Count = 4
+    entropy: NonNegative = 0.03
+    clip_low: Positive = 0.2
+    clip_high: Positive = 0.28
+    tis_cap: Positive = 2.0
+    parity_limit: Positive = 1e-3
+
+
+class WeightsConfig(Section):
+    """The weight path. `auto` is Mooncake over TCP, or shared memory where its system library is missing."""
+
+    store: Store = "auto"
+    bucket_mb: Positive = 1.0
+    keep_versions: Count = 3
+    segment_mb: Count = 128
+    timeout_s: Positive = 60.0
+
+
+class PoolConfig(Section):
+    """A resource pool as the resource manager sees it."""
+
+    name: str
+    hardware: str
+    total: Positive
+
+
+class EvalConfig(Section):
+    """Evaluation on held-out task instances, before training and every few iterations."""
+
+    every: Count = 10
+    episodes: Count = 256
+
+
+class CheckpointConfig(Section):
+    every: Count = 10
+    keep: Count = 2
+
+
+class Config(Section):
+    """The whole configuration of a run."""
+
+    run: RunConfig = RunConfig()
+    task: TaskConfig = TaskConfig()
+    model: ModelConfig = ModelConfig()
+    generation: GenerationConfig = GenerationConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    buffer: BufferConfig = BufferConfig()
+    train: TrainConfig = TrainConfig()
+    weights: WeightsConfig = WeightsConfig()
+    pools: tuple[PoolConfig, ...] = (
+        PoolConfig(name="h800", hardware="H800", total=2),
+        PoolConfig(name="h20", hardware="H20", total=2),
+        PoolConfig(name="cpu", hardware="cpu", total=512),
+    )
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()

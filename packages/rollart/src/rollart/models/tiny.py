@@ -1,0 +1,118 @@
+"""A tiny Qwen3 model with a symbol-level tokenizer, made on the spot.
+
+Invariants
+- The same arguments give the same bytes, whatever was drawn from torch before (``test_model_is_a_function_of_its_seed``).
+- A folder that already holds this model is left alone; one that holds another is an error, never overwritten
+  (``test_making_twice_changes_nothing``).
+- Every character of an observation and every action is one token, so text and tokens map one to one
+  (``test_text_and_tokens_map_one_to_one``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import torch
+
+# 16 entries: two control tokens, the cells, the layout, the moves and three spares for other small games.
+SYMBOLS = ("<pad>", "<eos>", "S", "F", "H", "G", "P", "\n", ">", "L", "D", "R", "U", ".", "#", "?")
+_RECIPE = "tiny.json"
+
+
+class TinyQwen3(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tiny model is made from; written beside its weights."""
+
+    seed: int
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 4
+    head_dim: int = 32
+    intermediate: int = 256
+    max_length: int = 1024
+    rope_theta: float = 10_000.0
+    init_std: float = 0.02
+
+
+def make_tiny_qwen3(
+    folder: str | Path,
+    seed: int,
+    *,
+    hidden: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 4,
+    head_dim: int = 32,
+    intermediate: int = 256,
+    max_length: int = 1024,
+    rope_theta: float = 10_000.0,
+    init_std: float = 0.02,
+) -> Path:
+    """Writes a randomly initialized Qwen3 model and its tokenizer to `folder`, and returns the folder."""
+    recipe = TinyQwen3(
+        seed=seed,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        max_length=max_length,
+        rope_theta=rope_theta,
+        init_std=init_std,
+    )
+    folder = Path(folder)
+    marker = folder / _RECIPE
+    if marker.exists():
+        found = msgspec.json.decode(marker.read_bytes(), type=TinyQwen3)
+        if found != recipe:
+            raise ValueError(f"folder {folder} holds a model made from {found}; give another folder or remove it")
+        return folder
+    _write_tokenizer(folder)
+    _write_model(folder, recipe)
+    marker.write_bytes(msgspec.json.encode(recipe))  # last: a folder without it is unfinished and is made again
+    return folder
+
+
+def _write_tokenizer(folder: Path) -> None:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {symbol: i for i, symbol in enumerate(SYMBOLS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="?",
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)
+
+
+def _write_model(folder: Path, recipe: TinyQwen3) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=len(SYMBOLS),
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.intermediate,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.kv_heads,
+        head_dim=recipe.head_dim,
+        max_position_embeddings=recipe.max_length,
+        initializer_range=recipe.init_std,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
+        pad_token_id=SYMBOLS.index("<pad>"),
+        eos_token_id=SYMBOLS.index("<eos>"),
+        bos_token_id=None,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = Qwen3ForCausalLM(config).float()
+    model.save_pretrained(folder, safe_serialization=True)

@@ -1,0 +1,10 @@
+#!/bin/sh
+# Makes .venv from uv.lock. The committed lock holds no address, so uv resolves it again and rewrites it; the copy is
+# put back, so that the working tree stays as it was. Where a CPU build of torch lies in PIP_FIND_LINKS it is taken.
+set -eu
+
+cd "$(dirname "$0")/.."
+cp uv.lock .tools/uv.lock
+trap 'cp .tools/uv.lock uv.lock' EXIT
+[ -z "${PIP_FIND_LINKS:-}" ] || export UV_FIND_LINKS="${UV_FIND_LINKS:-$PIP_FIND_LINKS}"
+.tools/uv/bin/uv sync --quiet ${UV_FIND_LINKS:+-P torch} --all-packages --extra "${EXTRA:-cpu}"
