@@ -19,7 +19,7 @@ def check(config: Config) -> None:
 
 
 def observation_tokens(config: Config) -> int:
-    """Tokens of one FrozenLake observation: a start mark, `size` rows of cells with newlines, a prompt mark."""
+    """Tokens of one observation: a start mark, `size` rows of cells with newlines, a prompt mark."""
     return 2 + config.task.size * (config.task.size + 1)
 
 
@@ -58,3 +58,29 @@ def _check_training(config: Config) -> None:
     if config.run.mode == "sync" and config.buffer.alpha > 0:
         reason = "mode sync is on-policy: set buffer.alpha to 0, or run.mode to rollart"
         raise ConfigError("buffer.alpha", config.buffer.alpha, reason)
+
+
+# What a checkpoint's contents depend on: these keys cannot change between a run and its continuation.
+_FIXED = (
+    "run.seed",
+    "run.mode",
+    "task.name",
+    "task.size",
+    "task.frozen",
+    "task.actions_per_turn",
+    "model.path",
+    "model.hidden",
+    "model.layers",
+    "model.heads",
+    "buffer.group_size",
+    "buffer.batch_groups",
+)
+
+
+def check_resumable(config: Config, stored: Config) -> None:
+    """Raise ConfigError when `config` cannot continue a run that was started with `stored`."""
+    for key in _FIXED:
+        section, name = key.split(".")
+        now, then = (getattr(getattr(c, section), name) for c in (config, stored))
+        if now != then:
+            raise ConfigError(key, now, f"the run was started with {then!r}; keep that, or use --overwrite")

@@ -27,7 +27,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of the sections: immutable, keyword-only, strict about unknown keys."""
 
 
-class RunConfig(Section):
+class RunConfig(Section, frozen=True):
     """What the run is called and how long it goes on."""
 
     name: Name = "run"
@@ -39,7 +39,7 @@ class RunConfig(Section):
     """End early when an evaluation's success rate reaches this value; None trains all iterations."""
 
 
-class TaskConfig(Section):
+class TaskConfig(Section, frozen=True):
     """The environment. `actions_per_turn` symbols are generated each turn and the last one is the move."""
 
     name: Literal["frozenlake"] = "frozenlake"
@@ -51,7 +51,7 @@ class TaskConfig(Section):
     latency_std_s: NonNegative = 0.0
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, frozen=True):
     """A Hugging Face folder, or (empty path) a tiny Qwen3 made on the spot."""
 
     path: str = ""
@@ -60,7 +60,7 @@ class ModelConfig(Section):
     heads: Count = 4
 
 
-class GenerationConfig(Section):
+class GenerationConfig(Section, frozen=True):
     """The vLLM engines. `hardware` names the class of each worker; affinity maps tasks to classes."""
 
     workers: Count = 2
@@ -72,7 +72,7 @@ class GenerationConfig(Section):
     start_timeout_s: Positive = 300.0
 
 
-class RolloutConfig(Section):
+class RolloutConfig(Section, frozen=True):
     """The environment managers and their deadlines (seconds)."""
 
     concurrency: Count = 192
@@ -81,7 +81,7 @@ class RolloutConfig(Section):
     episode_timeout_s: Positive = 600.0
 
 
-class BufferConfig(Section):
+class BufferConfig(Section, frozen=True):
     """Groups, redundancy and the staleness bound. `drop_uniform` drops groups whose rewards are all equal."""
 
     batch_groups: Count = 16
@@ -92,7 +92,7 @@ class BufferConfig(Section):
     drop_uniform: bool = True
 
 
-class TrainConfig(Section):
+class TrainConfig(Section, frozen=True):
     """The optimizer and the loss of one train step."""
 
     loss: Loss = "tis"
@@ -111,7 +111,7 @@ class TrainConfig(Section):
     parity_limit: Positive = 1e-3
 
 
-class WeightsConfig(Section):
+class WeightsConfig(Section, frozen=True):
     """The weight path. `auto` is Mooncake over TCP, or shared memory where its system library is missing."""
 
     store: Store = "auto"
@@ -121,7 +121,7 @@ class WeightsConfig(Section):
     timeout_s: Positive = 60.0
 
 
-class PoolConfig(Section):
+class PoolConfig(Section, frozen=True):
     """A resource pool as the resource manager sees it."""
 
     name: str
@@ -129,19 +129,19 @@ class PoolConfig(Section):
     total: Positive
 
 
-class EvalConfig(Section):
+class EvalConfig(Section, frozen=True):
     """Evaluation on held-out task instances, before training and every few iterations."""
 
     every: Count = 10
     episodes: Count = 256
 
 
-class CheckpointConfig(Section):
+class CheckpointConfig(Section, frozen=True):
     every: Count = 10
     keep: Count = 2
 
 
-class Config(Section):
+class Config(Section, frozen=True):
     """The whole configuration of a run."""
 
     run: RunConfig = RunConfig()

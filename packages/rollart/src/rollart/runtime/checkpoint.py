@@ -1,0 +1,98 @@
+"""Checkpoints: everything a killed run needs to go on with the bound intact and no task skipped or repeated.
+
+A checkpoint is a folder `step-NNNNNN`. It is written beside its place, synced, and renamed, so it is there
+whole or not at all; a folder that a killed writer left is removed by the next one. The last `keep` are kept.
+Held by tests/rollart/test_rollart_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from rollart.errors import CheckpointError
+
+FORMAT = 1
+_NAME = re.compile(r"^step-(\d{6,})$")
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the driver itself must remember. The trainer saves its own files into the same folder."""
+
+    format: int = FORMAT
+    step: int
+    """Iterations completed."""
+    trainer_version: int
+    """Version of the weights in this checkpoint; generation serves it after a resume."""
+    elapsed_s: float
+    buffer: bytes
+    """The sample buffer's encoded state: unfinished keys, finished members, the task cursor, the ledger."""
+
+
+class Checkpoints:
+    """The checkpoints of one run folder."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.folder = folder
+        self.keep = keep
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        names = (_NAME.match(entry.name) for entry in self.folder.iterdir())
+        return sorted(int(match[1]) for match in names if match)
+
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint, or None."""
+        steps = self.steps()
+        return self._place(steps[-1]) if steps else None
+
+    async def write(self, state: RunState, save_trainer: Callable[[Path], Awaitable[None]]) -> Path:
+        """Write a checkpoint; `save_trainer(folder)` puts the trainer's files into it. Returns its place."""
+        place = self._place(state.step)
+        staging = self.folder / f".writing-{place.name}"
+        self._sweep()
+        staging.mkdir(parents=True)
+        await save_trainer(staging)
+        (staging / "state.msgpack").write_bytes(msgspec.msgpack.encode(state))
+        _sync_tree(staging)
+        if place.exists():
+            shutil.rmtree(place)
+        staging.rename(place)
+        for step in self.steps()[: -self.keep]:
+            shutil.rmtree(self._place(step))
+        return place
+
+    def read(self, place: Path) -> RunState:
+        """The driver's state in a checkpoint. Raises CheckpointError naming the file and the remedy."""
+        path = place / "state.msgpack"
+        try:
+            state = msgspec.msgpack.decode(path.read_bytes(), type=RunState)
+        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise CheckpointError(f"{path}: {error}; remove {place} to resume from an older one") from None
+        if state.format != FORMAT:
+            raise CheckpointError(f"{path}: format {state.format}, this version reads {FORMAT}")
+        return state
+
+    def _place(self, step: int) -> Path:
+        return self.folder / f"step-{step:06d}"
+
+    def _sweep(self) -> None:
+        if self.folder.is_dir():
+            for entry in self.folder.glob(".writing-*"):
+                shutil.rmtree(entry)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
