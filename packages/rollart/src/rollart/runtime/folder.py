@@ -74,9 +74,7 @@ class RunFolder:
         """Continue the run that is here. Raises RunMissing without a checkpoint, ConfigError if unfit."""
         stored = self.stored_config()
         if self.checkpoints.latest() is None:
-            raise RunMissing(
-                f"{self.path} holds no checkpoint to resume from; start it anew with --overwrite"
-            )
+            raise RunMissing(f"{self.path} holds no checkpoint to resume from; start it anew with --overwrite")
         check_resumable(config, stored)
         self._acquire()
         self._write(config)

@@ -1,0 +1,169 @@
+"""The six-step pipeline. One iteration, mode `rollart`:
+
+    1 get_batch   whole groups within the bound, oldest first
+    2 suspend     no generation is admitted; running ones are interrupted and keep their tokens
+    3 update      every worker commits the version trained in the previous iteration; stale trajectories end
+    4 resume      only workers that acknowledged the version receive traffic
+    5 recompute   engines rebuild the caches of interrupted generations under the new weights, and these go on
+    6 train_step  on the batch of step 1, in parallel with the resumed rollout; its weights are published in the
+                  background and committed by the next iteration's step 3
+
+Mode `sync` does 1, 2, 6, then 3, 4, so that generation always holds the trainer's own version.
+
+The loop consumes batches and trained versions. It waits for the buffer (step 1), for the staged version (step 2)
+and for the trainer (step 6). Rollout unblocks the first, the weight path the second, the trainer the third; each
+raises a typed error instead of waiting for ever.
+
+Invariants (tests/rollart/test_rollart_controller.py): the served version advances only after every admitted
+worker acknowledged the digest that was published; the steps happen in this order; the parts of an iteration sum
+to its wall time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from rollart.errors import ParityError, WeightsDiffer
+from rollart.observe.steptime import StepClock, StepTime
+from rollart.observe.trace import Trace
+from rollart.pipeline.modes import Mode
+from rollart.pipeline.ports import Ack, Buffer, Gateway, Probe, Trained, Trainer
+from rollart.pipeline.weights import Staged, WeightPath
+
+Evaluate = Callable[[], Coroutine[Any, Any, float]]
+
+
+class Switch(msgspec.Struct, frozen=True):
+    """One change of the served version: what it took, and what rollout waited for."""
+
+    staged: Staged
+    exposed_s: float
+    parity: float
+    ended: int
+
+
+class Iteration(msgspec.Struct, frozen=True):
+    """What one iteration did."""
+
+    step: int
+    batch: Any
+    served: int
+    """Version that generation holds at the end of the iteration."""
+    trained: Trained
+    switch: Switch | None
+    success: float | None
+    time: StepTime
+
+
+class Controller:
+    """Runs iterations. Everything it drives is handed to it; it owns the order and the served version."""
+
+    def __init__(
+        self,
+        *,
+        mode: Mode,
+        buffer: Buffer,
+        gateway: Gateway,
+        trainer: Trainer,
+        weights: WeightPath,
+        probe: Probe,
+        evaluate: Evaluate,
+        trace: Trace,
+        served: int = 0,
+        parity_limit: float | None = 1e-3,
+    ) -> None:
+        self.served = served
+        self._mode = mode
+        self._buffer = buffer
+        self._gateway = gateway
+        self._trainer = trainer
+        self._weights = weights
+        self._probe = probe
+        self._evaluate = evaluate
+        self._trace = trace
+        self._parity_limit = parity_limit
+        self._time = asyncio.get_running_loop().time
+        self._clock = StepClock(self._time)
+
+    async def iteration(self, step: int, *, evaluate: bool = False, last: bool = False) -> Iteration:
+        """One iteration; `last` commits its own weights too, so that the run ends serving what it trained."""
+        with self._step("get_batch"):
+            batch = await self._buffer.get_batch()
+        switch: Switch | None = None
+        if self._mode.overlap:
+            if self._weights.under_way:
+                switch = await self._switch()
+            trained, success = await self._train_beside(batch, step, evaluate and not last)
+            if last:
+                switch = await self._switch()
+        else:
+            with self._step("suspend"):
+                await self._gateway.suspend()
+            trained, success = await self._train_beside(batch, step, False)
+            switch = await self._switch(suspended=True)
+        if success is None and evaluate:
+            with self._step("eval"):
+                success = await self._evaluate()
+        return Iteration(step, batch, self.served, trained, switch, success, self._clock.lap())
+
+    def restart_clock(self) -> None:
+        """Begin the next iteration's time now: what passed since the last one belongs to none."""
+        self._clock.lap()
+
+    async def _train_beside(self, batch: Any, step: int, evaluate: bool) -> tuple[Trained, float | None]:
+        """Step 6, with an evaluation of the served version beside it when one is due."""
+        evaluation = asyncio.create_task(self._evaluate()) if evaluate else None
+        try:
+            with self._step("train", row="train"):
+                trained = await self._trainer.train_step(batch, step)
+            self._weights.send(trained.version)
+            if evaluation is None:
+                return trained, None
+            with self._step("eval"):
+                return trained, await evaluation
+        finally:
+            if evaluation is not None:
+                evaluation.cancel()
+
+    async def _switch(self, *, suspended: bool = False) -> Switch:
+        """Steps 2 to 4: commit the version that is under way."""
+        with self._step("wait_weights"):
+            staged = await self._weights.staged()
+        start = self._time()
+        if not suspended:
+            with self._step("suspend"):
+                await self._gateway.suspend()
+        with self._step("update", row="commit"):
+            _check_digests(await self._gateway.update(staged.version), staged)
+        self.served = staged.version
+        ended = len(self._buffer.advance(staged.version))
+        with self._step("resume"):
+            await self._gateway.resume()
+        exposed = self._time() - start
+        with self._step("probe"):
+            parity = await self._probe.measure(staged.version)
+        if self._parity_limit is not None and parity > self._parity_limit:
+            raise ParityError(
+                f"version {staged.version}: engine and trainer differ by {parity:.2e} nats on the same tokens, "
+                f"over train.parity_limit = {self._parity_limit:g}: the engine does not use the trained weights"
+            )
+        return Switch(staged, exposed, parity, ended)
+
+    @contextmanager
+    def _step(self, part: str, row: str = "controller") -> Iterator[None]:
+        """Time one step for both the step clock and the trace."""
+        with self._clock.part(part), self._trace.measure(row, part):
+            yield
+
+
+def _check_digests(acks: Sequence[Ack], staged: Staged) -> None:
+    wrong = {ack.worker: ack.digest for ack in acks if ack.digest != staged.digest}
+    if wrong:
+        raise WeightsDiffer(
+            f"version {staged.version} was published with digest {staged.digest}, but was loaded as {wrong}"
+        )

@@ -1,0 +1,71 @@
+"""What the controller drives, as small protocols: it knows no engine, no store and no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+
+class Ack(Protocol):
+    """A worker's word that it serves a version, with the digest of the bytes it loaded."""
+
+    @property
+    def worker(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+
+
+class Gateway(Protocol):
+    """The generation side: an LLMProxy, or several behind one face."""
+
+    async def suspend(self) -> None: ...
+    async def update(self, version: int) -> Sequence[Ack]: ...
+    async def resume(self) -> None: ...
+
+
+class Buffer(Protocol):
+    """The sample buffer's consumer side."""
+
+    async def get_batch(self, timeout: float | None = None) -> Any: ...
+    def advance(self, version: int) -> Sequence[Any]: ...
+
+
+class Push(msgspec.Struct, frozen=True):
+    """One publication: seconds from the trainer to the store, bytes, and the digest of the content."""
+
+    version: int
+    seconds: float
+    nbytes: int
+    digest: str
+
+
+class Trained(msgspec.Struct, frozen=True):
+    """One train step: the version it made and its metrics."""
+
+    version: int
+    metrics: dict[str, float]
+
+
+class Trainer(Protocol):
+    """The training side."""
+
+    async def train_step(self, batch: Any, step: int) -> Trained: ...
+    async def publish(self, version: int) -> Push: ...
+
+
+class Probe(Protocol):
+    """Compares engine and trainer on the same tokens; both hold `version` when it is called."""
+
+    async def measure(self, version: int) -> float: ...
+
+
+class Puller(Protocol):
+    """A worker that stages a published version on its host while it goes on generating."""
+
+    @property
+    def id(self) -> str: ...
+    async def prefetch(self, version: int) -> None: ...
