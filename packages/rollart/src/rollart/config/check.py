@@ -6,15 +6,17 @@ Held by tests/rollart/test_rollart_config.py.
 
 from __future__ import annotations
 
-from rollart.config.schema import Config
+import math
+
+from rollart.config.schema import Config, Section
 from rollart.errors import ConfigError
 
 
 def check(config: Config) -> None:
     """Raise ConfigError for the first combination that cannot run."""
+    _check_finite(config)
     _check_context(config)
     _check_hardware(config)
-    _check_model(config)
     _check_training(config)
 
 
@@ -45,10 +47,13 @@ def _check_hardware(config: Config) -> None:
         raise ConfigError("generation.affinity", generation.affinity, "needs an entry named default")
 
 
-def _check_model(config: Config) -> None:
-    model = config.model
-    if model.hidden % 2:
-        raise ConfigError("model.hidden", model.hidden, f"must be even; {model.hidden + 1} works")
+def _check_finite(section: Section, prefix: str = "") -> None:
+    for name in section.__struct_fields__:
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            _check_finite(value, f"{prefix}{name}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{prefix}{name}", value, "must be a finite number")
 
 
 def _check_training(config: Config) -> None:

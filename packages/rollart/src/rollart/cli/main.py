@@ -1,0 +1,89 @@
+"""The `rollart` command: parses, calls the package, prints. No decision about training is taken here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollart.errors import RollArtError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status (0 done, 1 failed, 2 bad input, 130 interrupted)."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.command(arguments))
+    except RollArtError as error:
+        print(f"rollart: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rollart", description="Disaggregated agentic reinforcement learning for language models."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_train(commands)
+    report = commands.add_parser("report", help="write the HTML report of one run, or compare several")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, e.g. runs/frozenlake")
+    report.add_argument("--out", type=Path, help="where to write it (default: report.html in the first run)")
+    report.set_defaults(command=_report)
+    doctor = commands.add_parser("doctor", help="what is installed, what is missing, what to do")
+    doctor.set_defaults(command=_doctor)
+    return parser
+
+
+def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    train = commands.add_parser(
+        "train",
+        help="train a model",
+        description="Train with a configuration. Keys can be overridden: train.lr=5e-4 run.name=try2",
+    )
+    train.add_argument("config", type=Path, help="a YAML file, e.g. examples/frozenlake.yaml")
+    train.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides such as run.seed=1")
+    train.add_argument("--dry-run", action="store_true", help="print the resolved plan and stop")
+    existing = train.add_mutually_exclusive_group()
+    existing.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
+    existing.add_argument("--resume", action="store_true", help="continue it from its last checkpoint")
+    existing.add_argument(
+        "--continue", dest="go_on", action="store_true", help="start it, resume it, or say that it is done"
+    )
+    train.set_defaults(command=_train)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from rollart.cli.train import train
+
+    return train(arguments)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from rollart.report import write_report
+
+    for run in arguments.runs:
+        if not (run / "config.yaml").is_file():
+            print(f"rollart: {run} holds no run (no config.yaml)", file=sys.stderr)
+            return 2
+    print(f"report: {write_report(arguments.runs, out=arguments.out)}")
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from rollart.doctor import examine
+
+    table = Table("", "what", "found", "what to do", box=None, pad_edge=False)
+    marks = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[red]missing[/]"}
+    findings = examine()
+    for finding in findings:
+        table.add_row(marks[finding.verdict], finding.name, finding.detail, finding.remedy)
+    Console().print(table)
+    return int(any(finding.verdict == "missing" for finding in findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
