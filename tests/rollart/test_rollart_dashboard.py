@@ -103,10 +103,12 @@ class Full(io.StringIO):
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_broken_console_never_ends_the_run(is_terminal: bool, caplog: pytest.LogCaptureFixture):
     console = Console(file=Full(), force_terminal=is_terminal, width=80)
+    stdout = sys.stdout
     with caplog.at_level(logging.WARNING), Dashboard(console) as dashboard:
         for step in (1, 2):
             dashboard.update(snapshot(ROW | {"step": step}, run="a"))
         dashboard.log("still here")
+        assert sys.stdout is stdout
     assert caplog.text.count("the dashboard is off") == 1
 
 

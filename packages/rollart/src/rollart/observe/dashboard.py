@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 
 import msgspec
@@ -141,6 +142,9 @@ class Dashboard:
             act()
         except (Exception, SystemExit):  # rich leaves by SystemExit when its pipe is closed
             self._on = False
+            if self._live is not None:
+                with suppress(Exception, SystemExit):  # the console is broken; what matters is to let go of it
+                    self._live.stop()
             _log.warning("the dashboard is off; the run goes on", exc_info=True)
 
 
@@ -167,33 +171,23 @@ def line(s: Snapshot) -> str:
 
 def panel(s: Snapshot, success: list[float], width: int) -> RenderableType:
     """The whole dashboard for one snapshot."""
+    width = min(width, 110)
+    inside = width - 4
+    parts = (_progress(s, inside), Text(""), _numbers(s, success), Text(""), _step_time(s, inside), _ledger(s))
     return Panel(
-        Group(
-            _progress(s, width),
-            Text(""),
-            _numbers(s, success),
-            Text(""),
-            *_step_time(s, width - 4),
-            _ledger(s),
-        ),
+        Group(*parts),
         title=Text(f" {s.run} ", style="bold"),
         title_align="left",
         border_style="dim",
-        width=min(width, 110),
+        width=width,
     )
 
 
-def _progress(s: Snapshot, width: int) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    bar = ProgressBar(total=s.steps or 1, completed=s.step if s.steps else 0, width=max(8, min(30, width - 60)))
-    grid.add_row(
-        Text(f"iteration {s.step}/{s.steps or '?'}", style="bold"),
-        bar,
-        Text(f"{_clock(s.elapsed)} elapsed"),
-        Text(f"{_clock(s.eta)} to go"),
-        Text(s.phase, style="dim"),
-    )
-    return grid
+def _progress(s: Snapshot, width: int) -> Group:
+    words = Text(f"iteration {s.step}/{s.steps or '?'}", style="bold")
+    words.append(f"   {_clock(s.elapsed)} elapsed   {_clock(s.eta)} to go", style="not bold")
+    words.append(f"   {s.phase}", style="not bold dim")
+    return Group(words, ProgressBar(total=s.steps or 1, completed=s.step if s.steps else 0, width=width))
 
 
 def _numbers(s: Snapshot, success: list[float]) -> Table:
@@ -204,7 +198,8 @@ def _numbers(s: Snapshot, success: list[float]) -> Table:
         ("success", _fixed(s.success), best),
         ("reward", _fixed(s.reward), "mean of the last batch"),
         ("staleness", _fixed(s.staleness_mean, 2), f"max {_fixed(s.staleness_max, 0)}{bound}"),
-        ("tokens/s", _fixed(s.tokens_per_s, 0), f"engine and trainer agree within {_power(s.parity)}"),
+        ("tokens/s", _fixed(s.tokens_per_s, 0), "generated"),
+        ("parity", _power(s.parity), "largest difference of log-probabilities, engine to trainer"),
         (
             "exposed pull",
             f"{_fixed(s.pull_exposed)} s",
@@ -216,18 +211,17 @@ def _numbers(s: Snapshot, success: list[float]) -> Table:
     return grid
 
 
-def _step_time(s: Snapshot, width: int) -> list[RenderableType]:
+def _step_time(s: Snapshot, width: int) -> RenderableType:
     total = sum(s.parts.values())
     if not total:
-        return [Text("step time: no iteration has ended yet", style="dim")]
+        return Text("step time: no iteration has ended yet", style="dim")
     bar, legend = Text(), Text(f"step {total:.2f} s  ")
-    cells = min(width, 100)
     for index, (name, seconds) in enumerate(s.parts.items()):
         colour = _PART_COLOURS[index % len(_PART_COLOURS)]
-        bar.append("█" * round(seconds / total * cells), style=colour)
+        bar.append("█" * round(seconds / total * width), style=colour)
         legend.append(f"■ {name} {seconds / total:.0%}  ", style=colour)
-    bar.truncate(cells)
-    return [bar, legend]
+    bar.truncate(width)
+    return Group(bar, legend)
 
 
 def _ledger(s: Snapshot) -> Text:
