@@ -12,12 +12,23 @@ from rollart.errors import RollArtError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (0 done, 1 failed, 2 bad input, 130 interrupted)."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parse(argv)
     try:
         return int(arguments.command(arguments))
     except RollArtError as error:
         print(f"rollart: {error}", file=sys.stderr)
         return 2
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """argparse takes no positional after an option; KEY=VALUE may stand anywhere."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    for word in rest:
+        if word.startswith("-") or "=" not in word or not hasattr(arguments, "overrides"):
+            parser.error(f"unrecognized argument: {word}")
+        arguments.overrides.append(word)
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:

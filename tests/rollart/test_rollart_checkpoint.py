@@ -1,0 +1,106 @@
+"""Checkpoints are there whole or not at all, whenever the writer dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from rollart.errors import CheckpointError
+from rollart.runtime.checkpoint import Checkpoints, RunState
+
+
+def state(step: int) -> RunState:
+    return RunState(step=step, trainer_version=step, elapsed_s=1.5, buffer=b"buffer %d" % step)
+
+
+async def save(folder: Path) -> None:
+    (folder / "weights").mkdir()
+    (folder / "weights" / "model.bin").write_bytes(b"w" * 1000)
+
+
+async def test_a_written_checkpoint_reads_back(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert checkpoints.latest() is None
+    place = await checkpoints.write(state(3), save)
+    assert checkpoints.latest() == place
+    assert checkpoints.read(place) == state(3)
+    assert (place / "weights" / "model.bin").stat().st_size == 1000
+
+
+async def test_only_the_last_ones_are_kept_and_a_step_can_be_written_again(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 5, 10, 10):
+        await checkpoints.write(state(step), save)
+    assert checkpoints.steps() == [5, 10]
+    assert checkpoints.read(tmp_path / "step-000010") == state(10)
+
+
+async def test_a_failed_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    await checkpoints.write(state(1), save)
+
+    async def fail(folder: Path) -> None:
+        await save(folder)
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        await checkpoints.write(state(2), fail)
+    assert checkpoints.steps() == [1]
+    await checkpoints.write(state(3), save)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-000001", "step-000003"]
+
+
+def die_while_writing(folder: str, at: str) -> None:
+    """A writer that is killed at a chosen system call."""
+    import asyncio
+
+    real = getattr(os, at)
+
+    def killed(*arguments, **named):
+        os.kill(os.getpid(), 9)
+        return real(*arguments, **named)
+
+    async def write() -> None:
+        async def save_then_arm(staging: Path) -> None:
+            await save(staging)
+            setattr(os, at, killed)
+
+        await Checkpoints(Path(folder)).write(state(2), save_then_arm)
+
+    asyncio.run(write())
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("at", ["fsync", "rename"])
+async def test_a_killed_writer_leaves_the_last_checkpoint(tmp_path: Path, at: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    await checkpoints.write(state(1), save)
+    writer = multiprocessing.get_context("fork").Process(target=die_while_writing, args=(str(tmp_path), at))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == -9
+    latest = checkpoints.latest()
+    assert latest is not None
+    assert checkpoints.read(latest) == state(1)
+    await checkpoints.write(state(3), save)
+    assert checkpoints.steps() == [1, 3]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xc1", b"torn"])
+async def test_a_damaged_state_is_named_with_its_remedy(tmp_path: Path, content: bytes) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    place = await checkpoints.write(state(1), save)
+    (place / "state.msgpack").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"state\.msgpack.*remove .*step-000001"):
+        checkpoints.read(place)
+
+
+async def test_another_format_is_refused(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    newer = RunState(format=99, step=1, trainer_version=1, elapsed_s=0.0, buffer=b"")
+    place = await checkpoints.write(newer, save)
+    with pytest.raises(CheckpointError, match="format 99"):
+        checkpoints.read(place)

@@ -1,0 +1,241 @@
+"""The six steps happen in order, and the served version advances only with every worker's word."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+
+import async_solipsism
+import pytest
+
+from rollart.errors import ParityError, WeightsDiffer
+from rollart.observe.trace import Trace, read_trace
+from rollart.pipeline.controller import Controller, Iteration
+from rollart.pipeline.modes import MODES
+from rollart.pipeline.ports import Push, Trained
+from rollart.pipeline.weights import WeightPath
+
+
+WORLDS: list[World] = []
+
+
+def virtual(test):
+    """Run an async test on virtual time."""
+
+    @functools.wraps(test)
+    def run(**arguments):
+        with asyncio.Runner(loop_factory=async_solipsism.EventLoop) as runner:
+            try:
+                runner.run(test(**arguments))
+            finally:
+                while WORLDS:
+                    runner.run(WORLDS.pop().close())
+
+    return run
+
+
+class World:
+    """Everything a controller drives, on virtual time; `log` is what happened, in order."""
+
+    def __init__(self, tmp_path: Path, mode: str, parity: float = 0.0, **controller) -> None:
+        self.log: list[str] = []
+        self.digest = "{version}"
+        self.parity = parity
+        self.served = 0
+        self.open = True
+        trace = Trace(tmp_path / "trace.json", asyncio.get_running_loop().time)
+        self.trace = trace
+        workers = [SimpleNamespace(id=f"gen-{i}", prefetch=self.prefetch) for i in range(2)]
+        self.weights = WeightPath(self, workers, trace)
+        WORLDS.append(self)
+        self.controller = Controller(
+            mode=MODES[mode],
+            buffer=self,
+            gateway=self,
+            trainer=self,
+            weights=self.weights,
+            probe=self,
+            evaluate=self.evaluate,
+            trace=trace,
+            **controller,
+        )
+
+    async def close(self) -> None:
+        await self.weights.close()
+        self.trace.close()
+
+    async def take(self, seconds: float, what: str) -> None:
+        await asyncio.sleep(seconds)
+        self.log.append(what)
+
+    async def get_batch(self, timeout: float | None = None) -> str:
+        await self.take(5, "get_batch")
+        return "batch"
+
+    def advance(self, version: int) -> list[str]:
+        self.log.append(f"advance {version}")
+        self.served = version
+        return ["ended"]
+
+    async def suspend(self) -> None:
+        await self.take(0.1, "suspend")
+        self.open = False
+
+    async def update(self, version: int):
+        assert not self.open, "updated while generation runs"
+        await self.take(0.2, f"update {version}")
+        return [
+            SimpleNamespace(worker=f"gen-{i}", version=version, digest=self.digest.format(version=version))
+            for i in range(2)
+        ]
+
+    async def resume(self) -> None:
+        await self.take(0.1, "resume")
+        self.open = True
+
+    async def train_step(self, batch: str, step: int) -> Trained:
+        await self.take(3, f"train {step}")
+        return Trained(step, {})
+
+    async def publish(self, version: int) -> Push:
+        await self.take(1, f"publish {version}")
+        return Push(version, 1.0, 100, str(version))
+
+    async def prefetch(self, version: int) -> None:
+        await asyncio.sleep(0.5)
+
+    async def measure(self, version: int) -> float:
+        self.log.append(f"probe {version}")
+        return self.parity
+
+    async def evaluate(self) -> float:
+        await self.take(1, f"evaluate {self.served}")
+        return 0.5
+
+    async def run(self, iterations: int, **last) -> list[Iteration]:
+        return [
+            await self.controller.iteration(step, **(last if step == iterations else {}))
+            for step in range(1, iterations + 1)
+        ]
+
+
+@virtual
+async def test_rollart_trains_beside_rollout_and_commits_an_iteration_later(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart")
+    first, second = await world.run(2)
+    assert world.log == [
+        *("get_batch", "train 1", "publish 1", "get_batch"),
+        *("suspend", "update 1", "advance 1", "resume", "probe 1", "train 2"),
+    ]
+    assert first.switch is None
+    assert second.switch is not None
+    assert (first.served, second.served, world.controller.served) == (0, 1, 1)
+    assert second.switch.exposed_s == pytest.approx(0.4)
+    assert second.switch.staged.pull_s == pytest.approx(0.5)
+    assert second.switch.ended == 1
+
+
+@virtual
+async def test_the_last_iteration_commits_and_evaluates_its_own_weights(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart")
+    (*_, last) = await world.run(2, evaluate=True, last=True)
+    assert world.log[-6:] == ["suspend", "update 2", "advance 2", "resume", "probe 2", "evaluate 2"]
+    assert (last.served, last.success) == (2, 0.5)
+    assert not world.weights.under_way
+
+
+@virtual
+async def test_an_evaluation_runs_beside_training_on_the_served_version(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart")
+    (*_, second) = await world.run(2, evaluate=True)
+    assert world.log[-2:] == ["evaluate 1", "train 2"]
+    assert second.success == 0.5
+    assert second.time.parts.get("eval", 0.0) == pytest.approx(0.0)
+
+
+@virtual
+async def test_sync_stands_still_while_it_trains(tmp_path: Path) -> None:
+    world = World(tmp_path, "sync")
+    first, second = await world.run(2)
+    assert world.log[:7] == ["get_batch", "suspend", "train 1", "publish 1", "update 1", "advance 1", "resume"]
+    assert (first.served, second.served) == (1, 2)
+
+
+@pytest.mark.parametrize("mode", ["rollart", "sync"])
+@virtual
+async def test_parts_sum_to_wall_time(tmp_path: Path, mode: str) -> None:
+    world = World(tmp_path, mode)
+    start = asyncio.get_running_loop().time()
+    iterations = await world.run(4, evaluate=True, last=True)
+    assert sum(i.time.wall for i in iterations) == pytest.approx(asyncio.get_running_loop().time() - start)
+    for iteration in iterations:
+        assert iteration.time.parts.get("other", 0.0) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("mode", ["rollart", "sync"])
+@virtual
+async def test_a_wrong_digest_stops_the_run_before_the_version_is_served(tmp_path: Path, mode: str) -> None:
+    world = World(tmp_path, mode)
+    world.digest = "stale"
+    with pytest.raises(WeightsDiffer, match="gen-0"):
+        await world.run(2)
+    assert world.controller.served == 0
+    assert not any(entry.startswith("advance") for entry in world.log)
+    assert not world.open
+
+
+@virtual
+async def test_an_engine_that_does_not_use_the_weights_stops_the_run(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart", parity=0.5)
+    with pytest.raises(ParityError, match="differ by"):
+        await world.run(2)
+    lenient = World(tmp_path / "lenient", "rollart", parity=0.5, parity_limit=None)
+    await lenient.run(2)
+
+
+@virtual
+async def test_what_stops_the_weight_path_reaches_the_controller(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart")
+
+    async def unreachable(version: int) -> Push:
+        raise ConnectionError("store gone")
+
+    world.publish = unreachable  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError, match="store gone"):
+        await world.run(2)
+
+
+@virtual
+async def test_a_cancelled_iteration_leaves_no_task(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart")
+    task = asyncio.create_task(world.controller.iteration(1, evaluate=True))
+    await asyncio.sleep(5.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await world.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@virtual
+async def test_the_trace_shows_the_steps_in_order(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart")
+    for iteration in await world.run(2, last=True):
+        world.trace.flush(iteration.step, iteration.time.start, iteration.time.end)
+    spans = sorted((e.ts or 0, e.name) for e in read_trace(tmp_path / "trace.json") if e.ph == "X")
+    names = [name for _, name in spans if name in ("get_batch", "suspend", "update", "resume", "train")]
+    expected = [
+        "get_batch",
+        "train",
+        "get_batch",
+        "suspend",
+        "update",
+        "resume",
+        "train",
+        "suspend",
+        "update",
+        "resume",
+    ]
+    assert names == [*expected]
