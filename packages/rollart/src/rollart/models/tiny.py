@@ -1,7 +1,8 @@
 """A tiny Qwen3 model with a symbol-level tokenizer, made on the spot.
 
 Invariants
-- The same arguments give the same bytes, whatever was drawn from torch before (``test_model_is_a_function_of_its_seed``).
+- The same arguments give the same bytes, whatever was drawn from torch before
+  (``test_model_is_a_function_of_its_seed``).
 - A folder that already holds this model is left alone; one that holds another is an error, never overwritten
   (``test_making_twice_changes_nothing``).
 - Every character of an observation and every action is one token, so text and tokens map one to one
@@ -11,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -35,33 +37,12 @@ class TinyQwen3(msgspec.Struct, frozen=True, kw_only=True):
     init_std: float = 0.02
 
 
-def make_tiny_qwen3(
-    folder: str | Path,
-    seed: int,
-    *,
-    hidden: int = 64,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 4,
-    head_dim: int = 32,
-    intermediate: int = 256,
-    max_length: int = 1024,
-    rope_theta: float = 10_000.0,
-    init_std: float = 0.02,
-) -> Path:
-    """Writes a randomly initialized Qwen3 model and its tokenizer to `folder`, and returns the folder."""
-    recipe = TinyQwen3(
-        seed=seed,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=intermediate,
-        max_length=max_length,
-        rope_theta=rope_theta,
-        init_std=init_std,
-    )
+def make_tiny_qwen3(folder: str | Path, seed: int, **shape: Any) -> Path:
+    """Writes a randomly initialized Qwen3 model and its tokenizer to `folder`, and returns the folder.
+
+    `shape` holds fields of `TinyQwen3` other than the seed.
+    """
+    recipe = TinyQwen3(seed=seed, **shape)
     folder = Path(folder)
     marker = folder / _RECIPE
     if marker.exists():

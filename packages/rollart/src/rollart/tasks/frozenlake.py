@@ -95,7 +95,7 @@ class FrozenLakeTask(msgspec.Struct, frozen=True, kw_only=True):
         return self._keys(_TRAIN_STREAM + seed * _STREAM_LENGTH, evaluation=False)
 
     def eval_keys(self, n: int, *, distinct: bool = False) -> list[str]:
-        """The first `n` evaluation keys: the same for every run, as often as chance repeats a map unless `distinct`."""
+        """The first `n` evaluation keys, the same for every run; maps repeat as chance has it unless `distinct`."""
         if not distinct:
             return list(islice(self._keys(_EVAL_STREAM, evaluation=True), n))
         kept: dict[tuple[str, ...], str] = {}

@@ -1,0 +1,63 @@
+"""Advantages, policy losses and the objective they are summed into: pure functions of tensors."""
+
+from rollart.algorithms.advantages import (
+    AdvantageName,
+    gae,
+    group_normalized,
+    leave_one_out,
+    reinforce,
+    trajectory_advantages,
+)
+from rollart.algorithms.losses import (
+    TokenLoss,
+    cispo,
+    decoupled_ppo,
+    grpo,
+    k1,
+    k2,
+    k3,
+    ppo,
+    ratio,
+    tis,
+    topr,
+    weighted_topr,
+)
+from rollart.algorithms.objective import (
+    Aggregation,
+    Divergence,
+    LossName,
+    ObjectiveConfig,
+    Tokens,
+    aggregation_weights,
+    keep_mask,
+    objective,
+)
+
+__all__ = [
+    "AdvantageName",
+    "Aggregation",
+    "Divergence",
+    "LossName",
+    "ObjectiveConfig",
+    "TokenLoss",
+    "Tokens",
+    "aggregation_weights",
+    "cispo",
+    "decoupled_ppo",
+    "gae",
+    "group_normalized",
+    "grpo",
+    "k1",
+    "k2",
+    "k3",
+    "keep_mask",
+    "leave_one_out",
+    "objective",
+    "ppo",
+    "ratio",
+    "reinforce",
+    "tis",
+    "topr",
+    "trajectory_advantages",
+    "weighted_topr",
+]

@@ -1,0 +1,166 @@
+"""The objective of a minibatch: a policy loss per token, plus what is common to all losses, summed to one number.
+
+    objective = sum_t w_t [ m_t loss_t + kl_coef KL_t - entropy_coef H_t ]
+
+w_t are the aggregation weights (they sum to 1 over the minibatch, whatever its cut into micro-batches or ranks),
+m_t the engine-mismatch correction min(pi_trainer / pi_engine, mismatch_cap).
+
+Invariants
+- Masked and filtered tokens are in no sum and in no denominator (``test_masked_tokens_change_nothing``).
+- The parts of a minibatch add up to the whole (``test_micro_batches_add_up``).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from rollart.algorithms import losses
+from rollart.algorithms.losses import TokenLoss
+
+LossName = Literal["ppo", "grpo", "decoupled_ppo", "tis", "cispo", "topr", "weighted_topr"]
+Aggregation = Literal["token_mean", "sequence_mean"]
+Divergence = Literal["k1", "k2", "k3"]
+
+
+class ObjectiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which loss, with which bounds. A bound that the loss does not have is not read."""
+
+    loss: LossName = "tis"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    cap: float = 2.0
+    """Truncation of the ratio in tis, topr, weighted_topr and decoupled_ppo."""
+    positive_weight: float = 1.0
+    negative_weight: float = 1.0
+    kl: Divergence = "k3"
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+    aggregation: Aggregation = "token_mean"
+    mismatch_cap: float | None = None
+    """C of min(pi_trainer / pi_engine, C), 5 where it is used; None leaves the correction out."""
+    outlier: float | None = None
+    """Drops tokens whose pi_trainer / pi_engine is outside [1 / outlier, outlier]; None keeps all."""
+
+    def __post_init__(self) -> None:
+        if self.loss == "decoupled_ppo" and self.mismatch_cap is not None:
+            raise ValueError(
+                f"ObjectiveConfig.mismatch_cap is {self.mismatch_cap!r}; leave it out with decoupled_ppo, whose "
+                "weight pi_prox / mu already is this correction (bounded by cap)"
+            )
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Whether the trainer's own log-probabilities at the start of the train step are needed."""
+        return self.loss == "decoupled_ppo" or self.mismatch_cap is not None or self.outlier is not None
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Fixed inputs of [batch, tokens]. `behaviour` are the engine's log-probabilities."""
+
+    mask: Tensor
+    behaviour: Tensor
+    advantages: Tensor
+    proximal: Tensor | None = None
+    reference: Tensor | None = None
+
+
+def keep_mask(config: ObjectiveConfig, tokens: Tokens) -> Tensor:
+    """The tokens that train: unmasked, and no outliers between trainer and engine."""
+    if config.outlier is None:
+        return tokens.mask
+    assert tokens.proximal is not None
+    r = losses.ratio(tokens.proximal, tokens.behaviour)
+    return tokens.mask & (r <= config.outlier) & (r >= 1 / config.outlier)
+
+
+def aggregation_weights(aggregation: Aggregation, mask: Tensor, sequence: Tensor) -> Tensor:
+    """Each token's share of the mean; `sequence` gives each row's sequence (a sequence may hold several rows).
+
+    token_mean: 1 / tokens. sequence_mean: 1 / (sequences x tokens of the sequence), over sequences with tokens.
+    """
+    weights = mask.to(torch.float32)
+    if aggregation == "token_mean":
+        return weights / weights.sum().clamp(min=1)
+    _, index = torch.unique(sequence, return_inverse=True)
+    lengths = torch.zeros(int(index.max()) + 1).index_add_(0, index, weights.sum(1))
+    count = (lengths > 0).sum().clamp(min=1)
+    return weights / (lengths.clamp(min=1) * count)[index][:, None]
+
+
+def token_loss(config: ObjectiveConfig, logprobs: Tensor, tokens: Tokens) -> TokenLoss:
+    """The configured algorithm on every token."""
+    # With the mismatch correction the ratio is against the trainer's own policy; the engine's share is the weight.
+    corrected = config.mismatch_cap is not None
+    behaviour = tokens.proximal if corrected and tokens.proximal is not None else tokens.behaviour
+    clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    match config.loss:
+        case "ppo" | "grpo":  # grpo's KL term is the objective's
+            return losses.ppo(logprobs, behaviour, tokens.advantages, **clip)
+        case "decoupled_ppo":
+            assert tokens.proximal is not None
+            return losses.decoupled_ppo(
+                logprobs, tokens.proximal, behaviour, tokens.advantages, cap=config.cap, **clip
+            )
+        case "tis":
+            return losses.tis(logprobs, behaviour, tokens.advantages, cap=config.cap)
+        case "cispo":
+            return losses.cispo(logprobs, behaviour, tokens.advantages, **clip)
+        case "topr":
+            return losses.topr(logprobs, behaviour, tokens.advantages, cap=config.cap)
+        case "weighted_topr":
+            return losses.weighted_topr(
+                logprobs,
+                behaviour,
+                tokens.advantages,
+                cap=config.cap,
+                positive_weight=config.positive_weight,
+                negative_weight=config.negative_weight,
+            )
+
+
+def objective(
+    config: ObjectiveConfig, logprobs: Tensor, entropy: Tensor, tokens: Tokens, weights: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The weighted sum to minimize, and its metrics as weighted sums (names ending in ``_max`` are maxima).
+
+    `weights` come from `aggregation_weights` over the whole minibatch; a token that does not train has weight zero.
+    """
+    live = weights > 0
+    # The values of masked tokens are arbitrary: they must neither overflow nor leave a NaN gradient.
+    logprobs = torch.where(live, logprobs, 0.0)
+    tokens = Tokens(
+        mask=live,
+        behaviour=torch.where(live, tokens.behaviour, 0.0),
+        advantages=tokens.advantages,
+        proximal=None if tokens.proximal is None else torch.where(live, tokens.proximal, 0.0),
+        reference=None if tokens.reference is None else torch.where(live, tokens.reference, 0.0),
+    )
+    policy = token_loss(config, logprobs, tokens)
+    per_token, extra = policy.loss, {}
+    if config.mismatch_cap is not None:
+        assert tokens.proximal is not None
+        mismatch = losses.ratio(tokens.proximal, tokens.behaviour).clamp(max=config.mismatch_cap)
+        per_token, extra["mismatch"] = mismatch * per_token, mismatch
+    if tokens.reference is not None:
+        divergence = getattr(losses, config.kl)(logprobs, tokens.reference)
+        per_token, extra["kl"] = per_token + config.kl_coef * divergence, divergence
+    if config.entropy_coef:
+        per_token = per_token - config.entropy_coef * torch.where(live, entropy, 0.0)
+    total = (weights * per_token).sum()
+    gap = (logprobs - tokens.behaviour).detach().abs()
+    values = {
+        "loss": per_token,
+        "policy_loss": policy.loss,
+        "entropy": torch.where(live, entropy, 0.0),
+        "ratio": losses.ratio(logprobs, tokens.behaviour),
+        "bounded": policy.bounded.to(weights.dtype),
+        "behaviour_gap": gap,
+        **extra,
+    }
+    metrics = {name: (weights * value.detach()).sum() for name, value in values.items()}
+    metrics["behaviour_gap_max"] = gap[live].max() if live.any() else torch.zeros(())
+    return total, metrics

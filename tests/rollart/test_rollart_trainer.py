@@ -1,0 +1,195 @@
+"""The torch trainer: parity with a plain forward pass, exact resumption, micro-batches, several processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from rollart.algorithms import ObjectiveConfig
+from rollart.models import make_tiny_qwen3
+from rollart.trainers import TorchTrainer, TrainBatch, TrainerConfig, TrainerState
+from rollart.trainers.micro_batch import micro_batches
+
+ALLOWED = (9, 10, 11, 12)
+CONFIG = TrainerConfig(lr=1e-2, minibatches=2, objective=ObjectiveConfig(loss="tis", entropy_coef=0.01))
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return make_tiny_qwen3(tmp_path_factory.mktemp("trainer") / "tiny", 5, hidden=32, heads=2, kv_heads=2, layers=2)
+
+
+def make_batch(seed=0, trajectories=6, width=10):
+    """Rows of several lengths, two a trajectory, with equal contexts among them."""
+    rng = np.random.default_rng(seed)
+    rows = 2 * trajectories
+    ids = rng.integers(2, 9, (rows, width))
+    ids[1] = ids[0]
+    mask = np.zeros((rows, width), dtype=np.bool_)
+    lengths = rng.integers(5, width + 1, rows)
+    lengths[:2] = width
+    for row, length in enumerate(lengths):
+        mask[row, length - rng.integers(1, 3) : length] = True
+        ids[row, length:] = 0
+    ids[mask] = rng.choice(ALLOWED, mask.sum())
+    return TrainBatch(
+        input_ids=ids,
+        loss_mask=mask,
+        behaviour_logprobs=np.where(mask, np.log(0.25) + rng.normal(0, 0.1, ids.shape), 0).astype(np.float32),
+        advantages=np.where(mask, rng.normal(0, 1, (rows, 1)), 0).astype(np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        lengths=lengths,
+        trajectory=np.repeat(np.arange(trajectories), 2),
+        group=np.repeat(np.arange(trajectories // 2), 2),
+        rewards=np.zeros(trajectories, dtype=np.float32),
+        allowed=np.zeros(rows, dtype=np.int64),
+        allowed_sets=(ALLOWED,),
+    )
+
+
+def weights(trainer):
+    return {name: tensor.clone() for name, tensor in trainer.named_tensors().items()}
+
+
+def distance(a, b):
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def test_logprobs_equal_a_plain_forward_pass(model_dir):
+    trainer = TorchTrainer(model_dir)
+    prompts, tokens = [[2, 3, 4], [5, 6, 7, 8, 3]], [[9, 12], [10]]
+    masked = trainer.logprobs(prompts, tokens, ALLOWED)
+    plain = trainer.logprobs(prompts, tokens)
+    for prompt, generated, with_mask, without in zip(prompts, tokens, masked, plain, strict=True):
+        logits = trainer.model(input_ids=torch.tensor([prompt + generated])).logits[0].detach().double()
+        for i, token in enumerate(generated):
+            row = logits[len(prompt) + i - 1]
+            assert with_mask[i] == pytest.approx(float(row[token] - row[list(ALLOWED)].logsumexp(0)), abs=1e-6)
+            assert without[i] == pytest.approx(float(row[token] - row.logsumexp(0)), abs=1e-6)
+
+
+def test_micro_batches_and_shared_contexts_change_nothing(model_dir):
+    batch = make_batch()
+    small = TorchTrainer(model_dir, TrainerConfig(lr=1e-2, minibatches=2, micro_tokens=12))
+    large = TorchTrainer(model_dir, TrainerConfig(lr=1e-2, minibatches=2))
+    a, b = small.train_step(batch, 0), large.train_step(batch, 0)
+    assert distance(weights(small), weights(large)) < 1e-4
+    assert a == pytest.approx(b, rel=1e-3, abs=1e-5)
+    shared = next(micro_batches(batch, np.array([0, 1]), 10_000))
+    assert len(shared.contexts) <= 2
+    rows = np.arange(batch.rows)
+    parts = list(micro_batches(batch, rows, 25))
+    assert sorted(np.concatenate([part.rows for part in parts])) == list(rows)
+    assert all(part.contexts.numel() <= 25 or len(part.rows) == 1 for part in parts)
+
+
+def test_restored_trainer_goes_on_exactly(model_dir, tmp_path):
+    first = TorchTrainer(model_dir, CONFIG)
+    for step in range(2):
+        first.train_step(make_batch(step), step)
+    first.state_dict().save(tmp_path)
+    second = TorchTrainer(model_dir, CONFIG)
+    second.load_state_dict(TrainerState.load(tmp_path))
+    assert second.version == 2
+    for step in range(2, 4):
+        assert first.train_step(make_batch(step), step) == second.train_step(make_batch(step), step)
+    assert distance(weights(first), weights(second)) == 0
+
+
+def test_incomplete_state_is_refused(model_dir, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    trainer = TorchTrainer(model_dir, CONFIG)
+    trainer.state_dict().save(tmp_path)
+    tensors = load_file(tmp_path / "trainer.safetensors")
+    tensors.pop(next(iter(tensors)))
+    save_file(tensors, tmp_path / "trainer.safetensors")
+    with pytest.raises(ValueError, match="incomplete"):
+        TrainerState.load(tmp_path)
+
+
+def test_steps_come_in_order(model_dir):
+    trainer = TorchTrainer(model_dir, CONFIG)
+    trainer.train_step(make_batch(), 0)
+    assert trainer.version == 1
+    for step in (0, 2):
+        with pytest.raises(ValueError, match="next train step of this trainer is 1"):
+            trainer.train_step(make_batch(), step)
+
+
+def test_a_step_raises_what_was_rewarded(model_dir):
+    trainer = TorchTrainer(model_dir, TrainerConfig(lr=1e-2, warmup=0, minibatches=1))
+    batch = make_batch()
+    before = trainer._score_all(trainer.model, batch).numpy()
+    metrics = trainer.train_step(batch, 0)
+    after = trainer._score_all(trainer.model, batch).numpy()
+    assert (batch.advantages * (after - before))[batch.loss_mask].sum() > 0
+    assert metrics["grad_norm"] > 0 and metrics["updates"] == 1
+    assert metrics["tokens"] == batch.trained_tokens
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        ObjectiveConfig(loss="decoupled_ppo"),
+        ObjectiveConfig(loss="grpo", kl_coef=0.1, aggregation="sequence_mean"),
+        ObjectiveConfig(loss="tis", mismatch_cap=5.0, outlier=2.0),
+    ],
+    ids=["decoupled", "grpo-kl", "mismatch"],
+)
+def test_losses_that_need_other_policies_get_them(model_dir, objective):
+    trainer = TorchTrainer(model_dir, TrainerConfig(lr=1e-2, warmup=0, minibatches=2, objective=objective))
+    metrics = [trainer.train_step(make_batch(step), step) for step in range(2)][-1]
+    assert all(np.isfinite(value) for value in metrics.values())
+    assert ("kl" in metrics) == bool(objective.kl_coef)
+    assert ("mismatch" in metrics) == (objective.mismatch_cap is not None)
+    if objective.kl_coef:
+        assert metrics["kl"] > 0
+
+
+def test_learning_rate_warms_up_and_decays():
+    config = TrainerConfig(lr=1.0, warmup=4, total=10, final_lr=0.1)
+    rates = [config.learning_rate(step) for step in range(20)]
+    assert rates[:2] == pytest.approx([0.25, 0.5 * 0.91])
+    assert rates[5] == pytest.approx(0.55)
+    assert rates[10:] == pytest.approx([0.1] * 10)
+
+
+def _rank(rank, port, model_dir, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    trainer = TorchTrainer(model_dir, CONFIG)
+    trainer.train_step(make_batch(0), 0)
+    state = trainer.state_dict()
+    trainer.load_state_dict(state)
+    metrics = trainer.train_step(make_batch(1), 1)
+    state = trainer.state_dict()
+    if rank == 0:
+        state.save(folder)
+        np.save(folder / "metrics.npy", sorted(metrics.items()))
+    dist.destroy_process_group()
+
+
+@pytest.mark.real
+def test_two_processes_equal_one(model_dir, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=_rank, args=(rank, port, model_dir, tmp_path)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(90)
+        assert process.exitcode == 0
+    alone = TorchTrainer(model_dir, CONFIG)
+    metrics = [alone.train_step(make_batch(step), step) for step in range(2)][-1]
+    shared = TrainerState.load(tmp_path).tensors
+    assert distance({f"model.{k}": v for k, v in weights(alone).items()}, shared) < 2e-5
+    found = {name: float(value) for name, value in np.load(tmp_path / "metrics.npy")}
+    assert found == pytest.approx(metrics, rel=1e-3, abs=1e-5)
