@@ -1,0 +1,81 @@
+"""The parity probe: do the engines use the weights that the trainer holds?
+
+Checksums prove that bytes arrived; only log-probabilities prove that the engine computes with them. Each worker
+samples a few tokens after fixed prompts, and the trainer scores the same tokens. Invariant: a token that another
+version made never counts as agreement (tests/rollart/test_rollart_probe.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Protocol
+
+from llmproxy import GenerateRequest, GenerateResult, Sampling
+
+from rollart.errors import WeightsDiffer
+
+
+class Engine(Protocol):
+    """A worker, asked directly: the probe must reach every one, so it does not go through routing."""
+
+    @property
+    def id(self) -> str: ...
+    async def generate(self, request: GenerateRequest) -> GenerateResult: ...
+
+
+class Scorer(Protocol):
+    """The trainer's log-probabilities of `tokens` after `prompts`, limited to `allowed` token ids."""
+
+    async def logprobs(
+        self, prompts: list[list[int]], tokens: list[list[int]], allowed: Sequence[int] | None
+    ) -> list[list[float]]: ...
+
+
+class ParityProbe:
+    """Measures the largest difference of log-probabilities between any engine and the trainer, in nats."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        scorer: Scorer,
+        prompts: Sequence[list[int]],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+    ) -> None:
+        self._engines = engines
+        self._scorer = scorer
+        self._prompts = list(prompts)
+        self._max_tokens = max_tokens
+        self._sampling = sampling
+        self._numbers = itertools.count()
+
+    async def measure(self, version: int) -> float:
+        """The difference at `version`, which both sides hold. Raises WeightsDiffer when an engine serves another."""
+        asked = [(engine, prompt) for engine in self._engines for prompt in self._prompts]
+        results = await asyncio.gather(*(self._ask(engine, prompt) for engine, prompt in asked))
+        for (engine, _), result in zip(asked, results, strict=True):
+            served = {span.version for span in result.spans}
+            if served != {version}:
+                raise WeightsDiffer(f"{engine.id} acknowledged version {version} and generates with {sorted(served)}")
+        tokens = [result.token_ids for result in results]
+        expected = await self._scorer.logprobs(
+            [prompt for _, prompt in asked], tokens, self._sampling.allowed_token_ids
+        )
+        return max(
+            abs(ours - theirs)
+            for result, scored in zip(results, expected, strict=True)
+            for ours, theirs in zip(result.logprobs, scored, strict=True)
+        )
+
+    async def _ask(self, engine: Engine, prompt: list[int]) -> GenerateResult:
+        return await engine.generate(
+            GenerateRequest(
+                trajectory_id=f"probe-{next(self._numbers)}",
+                prompt_ids=prompt,
+                max_tokens=self._max_tokens,
+                sampling=self._sampling,
+            )
+        )
