@@ -1,1 +1,46 @@
 """A trajectory buffer with a hard staleness bound, whole groups, backpressure and a ledger that always balances."""
+
+from samplebuffer.buffer import SampleBuffer
+from samplebuffer.errors import (
+    AlreadyStamped,
+    Closed,
+    Exhausted,
+    InvalidConfig,
+    InvalidReward,
+    InvalidState,
+    NotStamped,
+    SampleBufferError,
+    StampOutOfRange,
+    Starved,
+    TicketError,
+    VersionWentBack,
+)
+from samplebuffer.state import Codec, MsgpackCodec
+from samplebuffer.stats import Stats
+from samplebuffer.ticket import Ticket
+from samplebuffer.values import Batch, GivenUp, Group, Ledger, Sample
+
+__all__ = [
+    "AlreadyStamped",
+    "Batch",
+    "Closed",
+    "Codec",
+    "Exhausted",
+    "GivenUp",
+    "Group",
+    "InvalidConfig",
+    "InvalidReward",
+    "InvalidState",
+    "Ledger",
+    "MsgpackCodec",
+    "NotStamped",
+    "Sample",
+    "SampleBuffer",
+    "SampleBufferError",
+    "StampOutOfRange",
+    "Starved",
+    "Stats",
+    "Ticket",
+    "TicketError",
+    "VersionWentBack",
+]

@@ -1,0 +1,220 @@
+"""The waiting around the core: who waits for a ticket or a batch, and what wakes them.
+
+- `next_ticket` waits for room or a member to replace, in order of arrival. The operation that makes room gives the
+  ticket to the first waiter before it returns. A waiter cancelled after that gives the ticket back and re-raises.
+- `get_batch` waits until enough groups are complete, or never can be. It is woken without being given anything and
+  looks again, so a waiter cancelled at any point takes nothing with it.
+- `close` wakes all of them with `Closed`.
+
+There is no `await` between a check and the act that it allows (tests/samplebuffer/test_samplebuffer_waiting.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from typing import Any
+
+from samplebuffer import state
+from samplebuffer.book import staleness, staleness_of
+from samplebuffer.core import Core
+from samplebuffer.errors import Closed
+from samplebuffer.limits import make_limits
+from samplebuffer.stats import Groups, OffPolicy, Stats, Waits
+from samplebuffer.tasks import Tasks
+from samplebuffer.ticket import Ticket
+from samplebuffer.values import Batch, Group, Ledger
+
+DEFAULT_CODEC = state.MsgpackCodec()
+
+
+class SampleBuffer:
+    """A buffer of trajectories, in whole groups, none of them older than `ceil(alpha)` versions at hand-out."""
+
+    def __init__(
+        self,
+        tasks: Iterable[Any],
+        *,
+        batch_groups: int,
+        group_size: int,
+        alpha: float | Fraction = 1,
+        spare_groups: int = 0,
+        spare_members: int = 0,
+        max_replacements: int | None = None,
+        keep: Callable[[Group], bool] | None = None,
+        length: Callable[[Any], int] | None = None,
+        version: int = 0,
+    ) -> None:
+        """`max_replacements` is how many members a group may lose to `fail` and `cancel` before it is given up (by
+        default twice the members launched). `keep` judges whole groups. `length` measures payloads, for histograms.
+        """
+        limits = make_limits(batch_groups, group_size, alpha, spare_groups, spare_members, max_replacements)
+        self._start(Core(Tasks(tasks), limits, keep=keep, length=length, version=version))
+
+    @classmethod
+    def restore(
+        cls,
+        saved: dict[str, Any],
+        tasks: Iterable[Any],
+        *,
+        codec: state.Codec = DEFAULT_CODEC,
+        keep: Callable[[Group], bool] | None = None,
+        length: Callable[[Any], int] | None = None,
+        skip_drawn: bool = True,
+    ) -> SampleBuffer:
+        """A buffer in a saved state. `tasks` start from the beginning, and those drawn before are skipped; with
+        `skip_drawn=False` they start where the saved buffer stopped drawing."""
+        buffer = cls.__new__(cls)
+        buffer._start(state.load(saved, tasks, codec, skip_drawn, keep=keep, length=length))
+        return buffer
+
+    def _start(self, core: Core) -> None:
+        core.changed = self._wake
+        self._core = core
+        self._ticket_waiters: dict[asyncio.Future[Ticket | None], None] = {}  # in order of arrival
+        self._batch_waiters: set[asyncio.Future[None]] = set()
+        self._waited = 0.0
+        self._first_wait: float | None = None
+        self._last_wait = 0.0
+
+    async def next_ticket(self) -> Ticket:
+        """The next trajectory to run. Raises Exhausted when none can ever come, Closed after `close`."""
+        while (ticket := self.next_ticket_nowait()) is None:
+            if (ticket := await self._turn()) is not None:
+                break
+        return ticket
+
+    async def _turn(self) -> Ticket | None:
+        """What the buffer gives when it is this caller's turn; None when it says to ask again."""
+        waiter: asyncio.Future[Ticket | None] = asyncio.get_running_loop().create_future()
+        self._ticket_waiters[waiter] = None
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            self._ticket_waiters.pop(waiter, None)
+            if not waiter.cancelled() and (ticket := waiter.result()) is not None:
+                self._core.withdraw(ticket)
+            raise
+
+    def next_ticket_nowait(self) -> Ticket | None:
+        """The next trajectory to run; None where `next_ticket` would wait."""
+        if self._ticket_waiters:
+            return None
+        ticket = self._core.take_ticket()
+        self._wake_consumers()  # the tasks may have been found to have ended
+        return ticket
+
+    async def get_batch(
+        self,
+        timeout: float | None = None,
+        *,
+        partial: bool = False,
+        trainer_version: int | None = None,
+        cancel_spares: bool = False,
+    ) -> Batch:
+        """`batch_groups` whole groups, the oldest first.
+
+        With `partial`, what is left after the tasks' end is handed out as a smaller batch. With `cancel_spares` (mode
+        `sync`) all other groups are cancelled in the same instant, their keys put back, and no ticket is issued until
+        `advance`. Raises Starved, Closed, TimeoutError.
+        """
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        self._first_wait = begun if self._first_wait is None else self._first_wait
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    batch = self.get_batch_nowait(
+                        partial=partial, trainer_version=trainer_version, cancel_spares=cancel_spares
+                    )
+                    if batch is not None:
+                        return batch
+                    await self._news()
+        finally:
+            self._last_wait = loop.time()
+            self._waited += self._last_wait - begun
+
+    def get_batch_nowait(
+        self, *, partial: bool = False, trainer_version: int | None = None, cancel_spares: bool = False
+    ) -> Batch | None:
+        """A batch as from `get_batch`; None where that would wait."""
+        return self._core.take_batch(partial=partial, trainer_version=trainer_version, cancel_spares=cancel_spares)
+
+    async def _news(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._batch_waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._batch_waiters.discard(waiter)
+
+    def _wake(self) -> None:
+        while self._ticket_waiters:
+            waiter = next(iter(self._ticket_waiters))
+            if not waiter.done():  # else it was cancelled, and has yet to learn of it
+                try:
+                    ticket = self._core.take_ticket()
+                except Closed:
+                    ticket = None  # each waiter meets the error itself when it asks again
+                else:
+                    if ticket is None:
+                        break
+                waiter.set_result(ticket)
+            del self._ticket_waiters[waiter]
+        self._wake_consumers()
+
+    def _wake_consumers(self) -> None:
+        if self._batch_waiters and self._core.news:
+            for waiter in self._batch_waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def advance(self, version: int) -> list[Ticket]:
+        """Generation now serves `version`. Returns the running tickets that this ended, their callbacks called."""
+        return self._core.advance(version)
+
+    def cancel_spares(self) -> list[Ticket]:
+        """End every member alive, put the keys back, and issue nothing until `advance`. Returns the running ones."""
+        return self._core.cancel_spares()
+
+    def close(self) -> None:
+        """End for good: running tickets are cancelled, every waiter gets Closed. `state_dict` still works."""
+        self._core.close()
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where every issued ticket is."""
+        return self._core.book.ledger
+
+    def state_dict(self, codec: state.Codec = DEFAULT_CODEC) -> dict[str, Any]:
+        """The state as plain values, payloads encoded; for `restore`."""
+        return state.save(self._core, codec)
+
+    def stats(self) -> Stats:
+        """A snapshot of counts, staleness and waits."""
+        core, book = self._core, self._core.book
+        elapsed = self._last_wait - self._first_wait if self._first_wait is not None else 0.0
+        return Stats(
+            version=core.version,
+            max_staleness=core.limits.staleness,
+            capacity=core.limits.capacity,
+            tasks_drawn=core.tasks.drawn,
+            tasks_ended=core.tasks.ended,
+            ledger=book.ledger,
+            groups=Groups(len(core.groups), core.complete, len(core.tasks.waiting), core.opened, **core.group_ends),
+            off_policy=OffPolicy(
+                in_flight=staleness(book.running, core.version),
+                in_queue=staleness(book.buffered, core.version),
+                delivered=staleness_of(core.delivered_staleness.items()),
+                trainer_lag=staleness_of(core.delivered_lag.items()),
+            ),
+            waits=Waits(
+                producers=len(self._ticket_waiters),
+                consumers=len(self._batch_waiters),
+                get_batch_s=self._waited,
+                get_batch_share=self._waited / elapsed if elapsed > 0 else 0.0,
+            ),
+            callback_errors=core.callback_errors,
+            given_up=list(core.given_up),
+        )

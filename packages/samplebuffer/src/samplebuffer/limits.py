@@ -1,0 +1,79 @@
+"""How much may be alive, how old it may grow, and how often it may fail.
+
+Invariant: `capacity >= batch_groups`, so that a batch always fits (tests/samplebuffer/test_samplebuffer_limits.py).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil, floor
+
+import msgspec
+
+from samplebuffer.errors import InvalidConfig
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes of a buffer. `alpha` is kept as it was written, so that 0.57 of 100 groups is 57, not 56."""
+
+    batch_groups: int
+    group_size: int
+    alpha: str
+    spare_groups: int
+    spare_members: int
+    max_replacements: int
+
+    @property
+    def staleness(self) -> int:
+        """The bound on `served version - start version`: ceil(alpha)."""
+        return ceil(Fraction(self.alpha))
+
+    @property
+    def capacity(self) -> int:
+        """Groups alive at most: floor((1 + alpha) * batch_groups) + spare_groups."""
+        return floor((1 + Fraction(self.alpha)) * self.batch_groups) + self.spare_groups
+
+    @property
+    def launch(self) -> int:
+        """Members of a group alive at most."""
+        return self.group_size + self.spare_members
+
+
+def make_limits(
+    batch_groups: int,
+    group_size: int,
+    alpha: float | Fraction,
+    spare_groups: int,
+    spare_members: int,
+    max_replacements: int | None,
+) -> Limits:
+    """Check the sizes, each with the error that names it."""
+    if max_replacements is None:
+        max_replacements = 2 * (group_size + spare_members)
+    for field, value, least in (
+        ("batch_groups", batch_groups, 1),
+        ("group_size", group_size, 1),
+        ("spare_groups", spare_groups, 0),
+        ("spare_members", spare_members, 0),
+        ("max_replacements", max_replacements, 0),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InvalidConfig(field, value, f"give an integer of at least {least}")
+    return Limits(
+        batch_groups=batch_groups,
+        group_size=group_size,
+        alpha=_exact(alpha),
+        spare_groups=spare_groups,
+        spare_members=spare_members,
+        max_replacements=max_replacements,
+    )
+
+
+def _exact(alpha: float | Fraction) -> str:
+    try:
+        exact = Fraction(str(alpha))
+    except ValueError:
+        exact = Fraction(-1)
+    if isinstance(alpha, bool) or exact < 0:
+        raise InvalidConfig("alpha", alpha, "give a finite number of at least 0")
+    return str(exact)

@@ -1,0 +1,134 @@
+"""A buffer's state as plain values, and back.
+
+Invariants: encoding only reads, so it is consistent whenever it is called; a restored buffer holds each finished
+member and each key of an unfinished group exactly once, with as many groups alive as there were
+(tests/samplebuffer/test_samplebuffer_state.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Protocol
+
+import msgspec
+
+from samplebuffer.book import Book
+from samplebuffer.core import Core, GroupEnd, OpenGroup
+from samplebuffer.errors import InvalidState
+from samplebuffer.limits import Limits
+from samplebuffer.tasks import Task, Tasks
+from samplebuffer.values import Fate, GivenUp, Sample
+
+FORMAT = 1
+
+
+class Codec(Protocol):
+    """Turns payloads into bytes and back."""
+
+    def encode(self, payload: Any) -> bytes:
+        """The bytes of a payload."""
+        ...
+
+    def decode(self, data: bytes) -> Any:
+        """The payload of the bytes."""
+        ...
+
+
+class MsgpackCodec:
+    """Payloads as msgpack. Without a type they come back as plain lists and dictionaries."""
+
+    def __init__(self, payload_type: Any = Any) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(payload_type)
+
+    def encode(self, payload: Any) -> bytes:
+        """The bytes of a payload."""
+        return self._encoder.encode(payload)
+
+    def decode(self, data: bytes) -> Any:
+        """The payload of the bytes."""
+        return self._decoder.decode(data)
+
+
+class GroupState(msgspec.Struct):
+    """A group alive: its key, losses, numbers given to members, and finished samples with encoded payloads."""
+
+    id: int
+    key: Any
+    lost: int
+    issued: int
+    samples: list[Sample]
+
+
+class BufferState(msgspec.Struct):
+    """Everything that a restored buffer starts from. Members that ran are counted as cancelled."""
+
+    format: int
+    limits: Limits
+    version: int
+    drawn: int
+    waiting: list[Task]
+    issued: int
+    opened: int
+    ended: dict[Fate, int]
+    group_ends: dict[GroupEnd, int]
+    given_up: list[GivenUp]
+    groups: list[GroupState]
+
+
+def save(core: Core, codec: Codec) -> dict[str, Any]:
+    """The state as a dictionary of builtins, payloads as bytes."""
+    ledger = core.book.ledger
+    state = BufferState(
+        format=FORMAT,
+        limits=core.limits,
+        version=core.version,
+        drawn=core.tasks.drawn,
+        waiting=list(core.tasks.waiting),
+        issued=core.book.issued,
+        opened=core.opened,
+        ended=core.book.ended | {"cancelled": ledger.cancelled + ledger.running},
+        group_ends=dict(core.group_ends),
+        given_up=list(core.given_up),
+        groups=[
+            GroupState(group.id, group.key, group.lost, group.issued, [_encoded(s, codec) for s in group.done])
+            for group in core.groups.values()
+        ],
+    )
+    builtins: dict[str, Any] = msgspec.to_builtins(state, builtin_types=(bytes,))
+    return builtins
+
+
+def load(data: dict[str, Any], keys: Iterable[Any], codec: Codec, skip_drawn: bool, **options: Any) -> Core:
+    """A core in the saved state; `options` are those of `Core` that are not saved."""
+    try:
+        state = msgspec.convert(data, BufferState)
+    except msgspec.ValidationError as error:
+        raise InvalidState(f"not the state of a buffer: {error}") from error
+    if state.format != FORMAT:
+        raise InvalidState(f"format {state.format} is not {FORMAT}, the one this version reads")
+    keys = islice(iter(keys), state.drawn, None) if skip_drawn else keys
+    core = Core(
+        Tasks(keys, state.waiting, state.drawn),
+        state.limits,
+        version=state.version,
+        book=Book(state.issued, state.ended),
+        **options,
+    )
+    core.opened = state.opened
+    core.group_ends.update(state.group_ends)
+    core.given_up.extend(state.given_up)
+    for saved in state.groups:
+        group = OpenGroup(saved.id, Task(saved.key, saved.lost))
+        group.issued = saved.issued
+        core.adopt(group, [_decoded(sample, codec) for sample in saved.samples])
+    return core
+
+
+def _encoded(sample: Sample, codec: Codec) -> Sample:
+    return msgspec.structs.replace(sample, payload=codec.encode(sample.payload))
+
+
+def _decoded(sample: Sample, codec: Codec) -> Sample:
+    return msgspec.structs.replace(sample, payload=codec.decode(sample.payload))
