@@ -1,1 +1,32 @@
 """Bucketized, versioned, transactional weight publication and pull."""
+
+from weightsync.errors import *  # noqa: F403
+from weightsync.errors import __all__ as _errors
+from weightsync.files import FileStore, SharedMemoryStore
+from weightsync.manifest import Bucket, Manifest, Plan, TensorMeta
+from weightsync.publisher import Publisher, Push
+from weightsync.store import MemoryStore, Missing, Store
+from weightsync.subscriber import Commit, Load, Staged, Subscriber
+from weightsync.tensors import Tensor
+from weightsync.urls import open_store
+
+__all__ = [
+    "Bucket",
+    "Commit",
+    "FileStore",
+    "Load",
+    "Manifest",
+    "MemoryStore",
+    "Missing",
+    "Plan",
+    "Publisher",
+    "Push",
+    "SharedMemoryStore",
+    "Staged",
+    "Store",
+    "Subscriber",
+    "Tensor",
+    "TensorMeta",
+    "open_store",
+    *_errors,
+]

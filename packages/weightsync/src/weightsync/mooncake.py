@@ -1,0 +1,178 @@
+"""A Mooncake store as ours. Its errors are return codes; here each becomes the type it means.
+
+Mooncake's ways that this adapter answers (`test_weightsync_mooncake.py`):
+
+- Unpinned objects are evicted in silence: everything is hard-pinned, and only `delete` removes.
+- `put` on an existing key keeps the old value: that is what our `put` promises.
+- An object cannot be read while it is overwritten, and stays so if its writer dies: `replace` alternates between two
+  objects and numbers its values, so that one of them can always be read.
+- There is nothing to wait on: `changed` looks again after a pause that doubles up to `poll`.
+- A lease protects an object while it is read: `delete` overrides it, because retention knows who still reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from weightsync.blocking import in_thread
+from weightsync.errors import StoreError, StoreFull, StoreUnavailable
+from weightsync.store import Missing
+from weightsync.tensors import Bytes
+
+__all__ = ["MooncakeStore"]
+
+_NO_SPACE = -200
+_MISSING = -704
+# An object whose writer has not finished, or died: to a reader it does not exist yet.
+_NOT_READY = -703
+_UNREACHABLE = range(-999, -899)
+_FIRST_PAUSE = 0.005
+_SEQUENCE_BYTES = 8
+
+
+class MooncakeStore:
+    """A namespace of the Mooncake store whose master is at `master` (host:port).
+
+    By default a pure client. With `segment_bytes` this process also lends memory, and what lies in it is lost when
+    it ends: so lend it from a process that outlives publishers, as `MooncakeMaster` does.
+    """
+
+    def __init__(
+        self,
+        master: str,
+        namespace: str = "weights",
+        *,
+        host: str = "127.0.0.1",
+        metadata: str = "P2PHANDSHAKE",
+        protocol: str = "tcp",
+        devices: str = "",
+        segment_bytes: int = 0,
+        poll: float = 0.1,
+    ) -> None:
+        library = _library()
+        self._poll = poll
+        self._namespace = namespace
+        self._master = master
+        self._sequence: dict[str, int] = {}
+        # register_buffer counts no references: one buffer at a time per address.
+        self._registering = threading.Lock()
+        self._pin = library.ReplicateConfig()
+        self._pin.with_hard_pin = True
+        self._client: Any = library.MooncakeDistributedStore()
+        # The local buffer serves only small objects; buckets go from and to the caller's memory.
+        code = self._client.setup(host, metadata, segment_bytes, 16 << 20, protocol, devices, master)
+        if code:
+            raise StoreUnavailable(f"no Mooncake master answers at {master} (code {code}): start mooncake_master")
+
+    async def put(self, key: str, parts: Sequence[Bytes]) -> None:
+        await in_thread(self._put, key, parts)
+
+    async def get_into(self, key: str, offset: int, buffer: Bytes) -> None:
+        await in_thread(self._get_into, key, offset, buffer)
+
+    async def get(self, key: str) -> bytes | None:
+        return await in_thread(self._get, key)
+
+    async def present(self, keys: Sequence[str]) -> list[bool]:
+        return await in_thread(self._present, keys)
+
+    async def replace(self, key: str, value: bytes) -> None:
+        await in_thread(self._replace, key, value)
+
+    async def read(self, key: str) -> bytes | None:
+        return (await in_thread(self._read, key))[1]
+
+    async def changed(self, key: str, seen: bytes | None) -> bytes:
+        pause = _FIRST_PAUSE
+        while (value := await self.read(key)) in (None, seen):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self._poll)
+        return value
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        codes = await in_thread(self._client.batch_remove, [self._key(key) for key in keys], True)
+        for key, code in zip(keys, codes, strict=True):
+            if code not in (_MISSING, _NOT_READY):
+                self._check(code, key, 0)
+
+    async def close(self) -> None:
+        await in_thread(self._client.close)
+
+    def _key(self, key: str) -> str:
+        return f"{self._namespace}:{key}"
+
+    def _check(self, code: int, key: str, size: int) -> None:
+        if code >= 0:
+            return
+        where = f"the Mooncake store at {self._master}"
+        if code == _NO_SPACE:
+            raise StoreFull(f"no room for {key!r} of {size} bytes in {where}: lend larger segments, or keep fewer")
+        if code in (_MISSING, _NOT_READY):
+            raise Missing(f"{key!r} is not in {where}")
+        if code in _UNREACHABLE:
+            raise StoreUnavailable(f"{where} does not answer (code {code}): is its master running?")
+        raise StoreError(f"{where} failed on {key!r} with code {code}")
+
+    def _put(self, key: str, parts: Sequence[Bytes]) -> None:
+        parts = [part for part in parts if part.size]
+        addresses, sizes = [part.ctypes.data for part in parts], [part.size for part in parts]
+        put = self._client.batch_put_from_multi_buffers
+        self._check(put([self._key(key)], [addresses], [sizes], self._pin)[0], key, sum(sizes))
+        if self._client.is_exist(self._key(key)) != 1:
+            # The put was taken for a repetition: the key is that of a writer that died in the middle.
+            raise StoreError(f"{key!r} is blocked by an unfinished write; the Mooncake master discards it in time")
+
+    def _get_into(self, key: str, offset: int, buffer: Bytes) -> None:
+        address = buffer.ctypes.data
+        with self._registering:
+            self._check(self._client.register_buffer(address, buffer.size), key, buffer.size)
+            try:
+                code = self._client.get_into_ranges(
+                    [address], [[self._key(key)]], [[[0]]], [[[offset]]], [[[buffer.size]]]
+                )[0][0][0]
+            finally:
+                self._client.unregister_buffer(address)
+        self._check(code, key, buffer.size)
+
+    def _get(self, key: str) -> bytes | None:
+        value: bytes = self._client.get(self._key(key))
+        if not value:
+            code = self._client.get_size(self._key(key))
+            if code not in (_MISSING, _NOT_READY):
+                self._check(code, key, 0)
+                raise StoreError(f"{key!r} exists in the Mooncake store at {self._master}, but cannot be read")
+        return value or None
+
+    def _present(self, keys: Sequence[str]) -> list[bool]:
+        codes = self._client.batch_is_exist([self._key(key) for key in keys])
+        for key, code in zip(keys, codes, strict=True):
+            self._check(code, key, 0)
+        return [code == 1 for code in codes]
+
+    def _replace(self, key: str, value: bytes) -> None:
+        sequence = max(self._sequence.get(key, 0), self._read(key)[0]) + 1
+        data = sequence.to_bytes(_SEQUENCE_BYTES, "big") + value
+        self._check(self._client.upsert(f"{self._key(key)}.{sequence % 2}", data, self._pin), key, len(data))
+        self._sequence[key] = sequence
+
+    def _read(self, key: str) -> tuple[int, bytes | None]:
+        """The newest readable value and its number. One of the two objects may be in the middle of a write."""
+        values = [self._client.get(f"{self._key(key)}.{side}") for side in range(2)]
+        newest: bytes = max(values, key=lambda value: value[:_SEQUENCE_BYTES])
+        if not newest:
+            self._check(min(0, self._client.health_check() and _UNREACHABLE[-1]), key, 0)
+            return 0, None
+        return int.from_bytes(newest[:_SEQUENCE_BYTES], "big"), newest[_SEQUENCE_BYTES:]
+
+
+def _library() -> Any:
+    try:
+        import mooncake.store
+    except ModuleNotFoundError as error:
+        raise StoreUnavailable("mooncake is not installed: pip install rollart-weightsync[mooncake]") from error
+    except ImportError as error:
+        raise StoreUnavailable(f"Mooncake does not load ({error}): install the Debian package libibverbs1") from error
+    return mooncake.store

@@ -1,0 +1,224 @@
+"""Publishing: buckets first, the manifest last, the announcement after it; then retention.
+
+- A version exists only when its manifest does, so a publisher killed at any byte leaves the last version usable,
+  and the next publisher sweeps what it left
+  (`test_weightsync_faults.py::test_a_publisher_killed_at_any_store_operation`).
+- Retention keeps `keep` versions, the bases that their deltas need, and for at most `hold_seconds` longer what a
+  subscriber is pulling (`test_weightsync_retention.py`).
+- Two publishers never interleave in one store: the later one fences the earlier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from weightsync.blocking import each, in_thread
+from weightsync.errors import BadConfig, Fenced, LayoutChanged, VersionConflict
+from weightsync.index import HOLD_SLOTS, INDEX, Entry, Index, hold_key
+from weightsync.manifest import Bucket, Manifest, Plan, TensorMeta, manifest_key
+from weightsync.source import Source
+from weightsync.store import Store
+from weightsync.tensors import Bytes, NamedTensors, describe
+
+__all__ = ["Publisher", "Push"]
+
+# One bucket is checksummed or copied from the device while another is put.
+_IN_FLIGHT = 2
+
+
+class Push(msgspec.Struct, frozen=True):
+    """What one publication cost: `seconds` until it was visible, bytes, and in `density` the changed share."""
+
+    version: int
+    seconds: float
+    content_bytes: int
+    wire_bytes: int
+    density: float
+
+
+class Publisher:
+    """The one writer of a store. Tensors must not change until `publish` has returned."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        bucket_bytes: int = 1 << 30,
+        encoding: Literal["full", "delta"] = "full",
+        keep: int = 2,
+        hold_seconds: float = 600.0,
+        anchor_every: int = 20,
+    ) -> None:
+        Plan((), bucket_bytes)
+        if encoding not in ("full", "delta"):
+            raise BadConfig(f"encoding is {encoding!r}; use 'full' or 'delta'")
+        if keep < 1 or anchor_every < 1:
+            raise BadConfig(f"keep is {keep} and anchor_every {anchor_every}; both must be at least 1")
+        self.pushes: list[Push] = []
+        self._store = store
+        self._bucket_bytes = bucket_bytes
+        self._delta = encoding == "delta"
+        self._keep = keep
+        self._hold_seconds = hold_seconds
+        self._anchor_every = anchor_every
+        self._id = secrets.token_hex(8)
+        self._started = False
+        self._lock = asyncio.Lock()
+        self._last: Manifest | None = None
+        self._snapshot: Bytes | None = None
+        self._since_anchor = 0
+        self._due: dict[int, float] = {}
+
+    async def publish(self, version: int, named_tensors: NamedTensors) -> Manifest:
+        """Publish the tensors as `version` and return its manifest once everyone can see it.
+
+        Versions ascend. Publishing one again with the same content changes nothing; with other content it raises
+        VersionConflict.
+        """
+        async with self._lock:
+            start = asyncio.get_running_loop().time()
+            metas, tensors = describe(named_tensors)
+            plan = Plan(metas, self._bucket_bytes)
+            index = await self._own()
+            self._check_layout(metas)
+            source = Source(plan, tensors)
+            if (entry := index.find(version)) is not None:
+                return await self._same(entry, source)
+            if index.latest is not None and version < index.latest:
+                raise VersionConflict(f"version {version} is older than the latest, {index.latest}; or rewind first")
+            manifest = await self._push(index, version, source)
+            took = asyncio.get_running_loop().time() - start
+            self.pushes.append(Push(version, took, plan.total, manifest.wire_bytes, manifest.density))
+            await self._retire(_published(index, manifest))
+            return manifest
+
+    async def rewind(self, version: int) -> None:
+        """Remove every version after `version`, so that a run resumed from a checkpoint publishes them anew."""
+        async with self._lock:
+            index = await self._own()
+            kept = tuple(entry for entry in index.versions if entry.version <= version)
+            await self._write(Index(self._id, kept))
+            for entry in index.versions[len(kept) :]:
+                await self._store.delete(entry.keys())
+            await self._adopt_last(Index(self._id, kept))
+
+    async def _own(self) -> Index:
+        """The index as it is, ours: swept of what a dead publisher, or a failed publication of ours, left."""
+        value = await self._store.read(INDEX)
+        index = Index.decode(value) if value is not None else Index(self._id)
+        if self._started and index.owner != self._id:
+            raise Fenced("another publisher has taken over this store; stop one, or use two stores")
+        entries = [*index.versions, *([index.pending] if index.pending else [])]
+        found = await self._store.present([manifest_key(entry.version) for entry in entries])
+        for entry, exists in zip(entries, found, strict=True):
+            if not exists:
+                await self._store.delete(entry.keys())
+        index = Index(self._id, tuple(e for e, exists in zip(entries, found, strict=True) if exists))
+        if not self._started or (self._last and self._last.version != index.latest):
+            await self._write(index)
+            await self._adopt_last(index)
+            self._started = True
+        return index
+
+    async def _adopt_last(self, index: Index) -> None:
+        data = await self._store.get(manifest_key(index.latest)) if index.latest is not None else None
+        self._last = Manifest.decode(data) if data is not None else None
+        self._snapshot = None
+
+    async def _write(self, index: Index) -> None:
+        await self._store.replace(INDEX, index.encode())
+
+    def _check_layout(self, metas: tuple[TensorMeta, ...]) -> None:
+        if self._last is None:
+            return
+        if self._last.bucket_bytes != self._bucket_bytes:
+            raise LayoutChanged(f"bucket_bytes is {self._bucket_bytes}, the store has {self._last.bucket_bytes}")
+        if metas == self._last.tensors:
+            return
+        before, now = ({meta.name: meta for meta in each} for each in (self._last.tensors, metas))
+        name = next((n for n in (*now, *before) if now.get(n) != before.get(n)), "(their order)")
+        raise LayoutChanged(
+            f"tensor {name!r} is {_describe(now.get(name))}, version {self._last.version} had "
+            f"{_describe(before.get(name))}; publish another model to another store"
+        )
+
+    async def _same(self, entry: Entry, source: Source) -> Manifest:
+        data = await self._store.get(manifest_key(entry.version))
+        assert data is not None, "the owner saw this manifest a moment ago"
+        manifest = Manifest.decode(data)
+        digests = [await in_thread(source.digest, index) for index in range(len(source.plan))]
+        if digests != [bucket.digest for bucket in manifest.buckets]:
+            raise VersionConflict(f"version {entry.version} is published with other content; use the next number")
+        return manifest
+
+    async def _push(self, index: Index, version: int, source: Source) -> Manifest:
+        attempt, plan = secrets.token_hex(4), source.plan
+        base = self._base()
+        pending = Entry(version, attempt, len(plan), base)
+        await self._write(Index(self._id, index.versions, pending))
+        buckets: list[Bucket | None] = [None] * len(plan)
+        changed = np.zeros(len(plan), np.int64)
+        snapshot = self._fresh_snapshot(plan)
+        manifest = Manifest(
+            version=version, attempt=attempt, bucket_bytes=plan.bucket_bytes, tensors=tuple(plan.tensors), buckets=()
+        )
+
+        async def push(number: int) -> None:
+            content = snapshot[plan.span(number)] if snapshot is not None else None
+            encoded = await in_thread(source.encode, number, content, base is not None)
+            buckets[number], changed[number] = encoded.bucket, encoded.changed
+            if encoded.bucket.wire_bytes:
+                await self._store.put(manifest.key(number), encoded.parts)
+
+        # Until this publication stands, the snapshot is neither version's content.
+        self._snapshot = None
+        await each(_IN_FLIGHT, range(len(plan)), push)
+        done = tuple(bucket for bucket in buckets if bucket is not None)
+        manifest = msgspec.structs.replace(
+            manifest,
+            buckets=done,
+            base=base if any(bucket.delta for bucket in done) else None,
+            density=float(changed.sum() / max(1, plan.elements)) if base is not None else 1.0,
+        )
+        await self._store.put(manifest_key(version), [np.frombuffer(manifest.encode(), np.uint8)])
+        await self._write(_published(index, manifest))
+        self._last, self._snapshot = manifest, snapshot
+        self._since_anchor = self._since_anchor + 1 if manifest.base is not None else 0
+        return manifest
+
+    def _base(self) -> int | None:
+        if self._snapshot is None or self._last is None or self._since_anchor + 1 >= self._anchor_every:
+            return None
+        return self._last.version
+
+    def _fresh_snapshot(self, plan: Plan) -> Bytes | None:
+        if not self._delta:
+            return None
+        return self._snapshot if self._snapshot is not None else np.zeros(plan.total, np.uint8)
+
+    async def _retire(self, index: Index) -> None:
+        """Delete what retention does not keep. The index drops it with its next write; a restart finds it gone."""
+        now = asyncio.get_running_loop().time()
+        for entry in index.surplus(self._keep):
+            due = self._due.setdefault(entry.version, now + self._hold_seconds)
+            holds = await self._store.present([hold_key(entry.version, slot) for slot in range(HOLD_SLOTS)])
+            if any(holds) and now < due:
+                continue
+            await self._store.delete(entry.keys())
+            del self._due[entry.version]
+
+
+def _published(index: Index, manifest: Manifest) -> Index:
+    entry = Entry(manifest.version, manifest.attempt, len(manifest.buckets), manifest.base)
+    return Index(index.owner, (*index.versions, entry))
+
+
+def _describe(meta: TensorMeta | None) -> str:
+    if meta is None:
+        return "absent"
+    return f"{meta.dtype}{list(meta.shape)}" + (f" tied to {meta.tied_to!r}" if meta.tied_to else "")

@@ -1,0 +1,280 @@
+"""Pulling: a version is staged on the host while generation goes on, and loaded when it is time.
+
+- What is staged is proved bucket by bucket: an object that fails its checksum is fetched once more, then refused
+  (`test_weightsync_faults.py::test_a_corrupt_bucket_is_fetched_again_then_refused`).
+- A pull resumes: buckets whose checksum staging already holds are not fetched again. A prefetch of another version
+  supersedes the one that runs (`test_weightsync_subscriber.py`).
+- `commit` only loads and checks; its digest is over the bytes that `load` was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from weightsync import delta
+from weightsync.blocking import each, in_thread
+from weightsync.checksum import checksum
+from weightsync.errors import BadTensor, CorruptBucket, Superseded, VersionGone, VersionTimeout
+from weightsync.index import HOLD_SLOTS, INDEX, Index, hold_key
+from weightsync.manifest import Manifest, Plan, manifest_key
+from weightsync.staging import Staging
+from weightsync.store import Missing, Store
+from weightsync.tensors import Bytes, Tensor
+
+__all__ = ["Commit", "Load", "Staged", "Subscriber"]
+
+Load = Callable[[str, Tensor], None]
+
+# One bucket is verified while the next one is fetched.
+_IN_FLIGHT = 2
+# Fetched at a time: a cancelled pull stops, and a bandwidth cap acts, within one slice.
+_SLICE_BYTES = 64 << 20
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """A version in host memory. `seconds` is the accumulated pull: from the manifest to the last verified bucket."""
+
+    manifest: Manifest
+    staging: Staging
+    seconds: float
+    wire_bytes: int
+
+    @property
+    def version(self) -> int:
+        return self.manifest.version
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """What was loaded, and the exposed pull: the `seconds` that the commit took."""
+
+    version: int
+    digest: str
+    seconds: float
+    content_bytes: int
+    tensors: int
+
+
+class Subscriber:
+    """One reader, with staging memory for one model: only the last prefetched version can be committed."""
+
+    def __init__(self, store: Store, *, timeout: float = 3600.0) -> None:
+        self._store = store
+        self._timeout = timeout
+        self._id = secrets.token_hex(8)
+        self._pull: asyncio.Task[Staged] | None = None
+        self._version: int | None = None
+        self._waiters = 0
+        self._staging: Staging | None = None
+        self._switching = asyncio.Lock()
+        # Held by whoever reads or writes the staging memory.
+        self._using = asyncio.Lock()
+
+    async def latest(self) -> int | None:
+        """The latest announced version, or None."""
+        value = await self._store.read(INDEX)
+        return Index.decode(value).latest if value is not None else None
+
+    async def prefetch(self, version: int, timeout: float | None = None) -> Staged:
+        """Wait until `version` is published, stage it, and return it, within `timeout` (default: the subscriber's).
+
+        A prefetch of the version that is being pulled, or is staged, joins it; one of another version supersedes it.
+        """
+        async with self._switching:
+            if self._version != version or self._pull is None or await self._outdated(version, self._pull):
+                await self._stop()
+                self._version = version
+                self._pull = asyncio.create_task(self._stage(version), name=f"pull of version {version}")
+            pull = self._pull
+            self._waiters += 1
+        try:
+            async with asyncio.timeout(timeout if timeout is not None else self._timeout):
+                return await asyncio.shield(pull)
+        except TimeoutError:
+            latest = await self.latest()
+            raise VersionTimeout(f"version {version} is not staged in time; latest is {latest}") from None
+        except asyncio.CancelledError:
+            if pull.cancelled() and self._pull is not pull:
+                raise Superseded(f"version {version} was superseded by a prefetch of {self._version}") from None
+            raise
+        finally:
+            if self._pull is pull:
+                self._waiters -= 1
+                if not self._waiters and not pull.done():
+                    await self._stop()
+
+    async def commit(self, staged: Staged, load: Load) -> Commit:
+        """Hand every published name to `load` and return the digest of the bytes it was given.
+
+        `load` runs in a thread. If it has `names`, they must all be in the version, or nothing is loaded.
+        """
+        async with self._using:
+            self._check_current(staged)
+            start = asyncio.get_running_loop().time()
+            digest = await in_thread(hand_over, staged.manifest, staged.staging.array, load)
+            took = asyncio.get_running_loop().time() - start
+        manifest = staged.manifest
+        return Commit(manifest.version, digest, took, staged.staging.array.size, len(manifest.tensors))
+
+    async def close(self) -> None:
+        """Stop what is running and free the staging memory; the store stays open."""
+        async with self._using:
+            await self._stop()
+            if self._staging is not None:
+                self._staging.close()
+                self._staging = None
+
+    def _check_current(self, staged: Staged) -> None:
+        pull = self._pull
+        if pull is None or not pull.done() or _failed(pull) or pull.result() is not staged:
+            raise Superseded(f"version {staged.version} is no longer staged; commit before you prefetch another")
+
+    async def _outdated(self, version: int, pull: asyncio.Task[Staged]) -> bool:
+        """Whether a pull has failed, or its version has been published anew since (after a rewind)."""
+        if not pull.done() or _failed(pull):
+            return pull.done()
+        manifest = await self._manifest(version)
+        return manifest is not None and manifest.attempt != pull.result().manifest.attempt
+
+    async def _stop(self) -> None:
+        pull, self._pull, self._version, self._waiters = self._pull, None, None, 0
+        if pull is not None:
+            pull.cancel()
+            await asyncio.wait([pull])
+
+    async def _stage(self, version: int) -> Staged:
+        manifest = await self._await_manifest(version)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        held = await self._hold(version)
+        try:
+            plan = Plan(manifest.tensors, manifest.bucket_bytes)
+            fetched = 0
+            async with self._using:
+                staging = self._fit(plan)
+                steps, runs = await self._steps(manifest, staging), plan.runs()
+
+                async def stage(index: int) -> None:
+                    nonlocal fetched
+                    fetched += await self._stage_bucket(steps, plan.span(index), runs[index], staging, index)
+
+                await each(_IN_FLIGHT, range(len(plan)), stage)
+            return Staged(manifest, staging, loop.time() - start, fetched)
+        except Missing as error:
+            raise VersionGone(f"version {version} is being removed; latest is {await self.latest()}") from error
+        finally:
+            if held is not None:
+                await self._store.delete([held])
+
+    async def _await_manifest(self, version: int) -> Manifest:
+        seen: bytes | None = None
+        while True:
+            if (manifest := await self._manifest(version)) is not None:
+                return manifest
+            if seen is not None and (latest := Index.decode(seen).latest) is not None and latest >= version:
+                raise VersionGone(f"version {version} was skipped or removed; latest is {latest}")
+            seen = await self._store.changed(INDEX, seen)
+
+    async def _manifest(self, version: int) -> Manifest | None:
+        data = await self._store.get(manifest_key(version))
+        return None if data is None else Manifest.decode(data)
+
+    async def _hold(self, version: int) -> str | None:
+        """Ask retention to spare the version; if all slots are taken, go on without: a removal is noticed anyway."""
+        for slot in range(HOLD_SLOTS):
+            key = hold_key(version, slot)
+            await self._store.put(key, [np.frombuffer(self._id.encode(), np.uint8)])
+            if await self._store.get(key) == self._id.encode():
+                return key
+        return None
+
+    def _fit(self, plan: Plan) -> Staging:
+        staging = self._staging
+        if staging is None or (staging.array.size, len(staging.content)) != (plan.total, len(plan)):
+            if staging is not None:
+                staging.close()
+            staging = self._staging = Staging(plan.total, len(plan))
+        return staging
+
+    async def _steps(self, manifest: Manifest, staging: Staging) -> list[Manifest]:
+        """The version and the bases that its buckets need, newest first, back to what staging holds or an anchor."""
+        steps = [manifest]
+        while any(_chain(steps, staging.content[index], index) is None for index in range(len(manifest.buckets))):
+            base = steps[-1].base
+            assert base is not None, "a manifest with a delta bucket has a base"
+            step = await self._manifest(base)
+            if step is None:
+                raise Missing(f"the base {base} of version {steps[-1].version} is gone")
+            steps.append(step)
+        return steps
+
+    async def _stage_bucket(
+        self, steps: list[Manifest], span: slice, runs: Sequence[tuple[int, int]], staging: Staging, index: int
+    ) -> int:
+        """Make staging hold the bucket: through its deltas from what is there, or from the last whole object."""
+        chain = _chain(steps, staging.content[index], index)
+        assert chain is not None, "the steps lead to every bucket"
+        target, fetched = staging.array[span], 0
+        for step in reversed(chain):
+            bucket = step.buckets[index]
+            staging.content[index] = None
+            if not bucket.delta:
+                await self._fetch(step, index, target)
+            elif bucket.wire_bytes:
+                payload = np.empty(bucket.wire_bytes, np.uint8)
+                await self._fetch(step, index, payload)
+                await in_thread(delta.apply, runs, target, payload)
+            fetched += bucket.wire_bytes
+        expected = steps[0].buckets[index].digest
+        if chain and chain[0].buckets[index].delta and await in_thread(checksum, [target]) != expected:
+            raise CorruptBucket(f"bucket {index} of version {steps[0].version} is not what its deltas promise")
+        staging.content[index] = expected
+        return fetched
+
+    async def _fetch(self, manifest: Manifest, index: int, buffer: Bytes) -> None:
+        key, expected = manifest.key(index), manifest.buckets[index].wire_digest
+        for _ in range(2):
+            for first in range(0, buffer.size, _SLICE_BYTES):
+                await self._store.get_into(key, first, buffer[first : first + _SLICE_BYTES])
+            found = await in_thread(checksum, [buffer])
+            if found == expected:
+                return
+        raise CorruptBucket(f"object {key!r} has checksum {found}, published {expected}, twice: publish again")
+
+
+def hand_over(manifest: Manifest, content: Bytes, load: Load) -> str:
+    """Verify the staged bytes, give them to `load` by name, and return the content digest. Blocks."""
+    names = {meta.name for meta in manifest.tensors}
+    for name in sorted(getattr(load, "names", frozenset()) - names):
+        raise BadTensor(f"version {manifest.version} does not bring tensor {name!r}; nothing was loaded")
+    plan = Plan(manifest.tensors, manifest.bucket_bytes)
+    for index, bucket in enumerate(manifest.buckets):
+        if checksum([content[plan.span(index)]]) != bucket.digest:
+            raise CorruptBucket(f"staged bucket {index} of version {manifest.version} has changed: prefetch it again")
+    for tensor in tensors(plan, content):
+        load(tensor.meta.name, tensor)
+    return manifest.digest
+
+
+def tensors(plan: Plan, content: Bytes) -> Iterable[Tensor]:
+    """The tensors that lie in the flat space, in published order."""
+    for meta, offset in zip(plan.tensors, plan.offsets, strict=True):
+        yield Tensor(meta, content[offset : offset + meta.nbytes])
+
+
+def _chain(steps: list[Manifest], content: str | None, index: int) -> list[Manifest] | None:
+    """The versions, newest first, whose objects turn `content` into the bucket; None if it takes older ones."""
+    for position, step in enumerate(steps):
+        if step.buckets[index].digest == content:
+            return steps[:position]
+        if not step.buckets[index].delta:
+            return steps[: position + 1]
+    return None
+
+
+def _failed(pull: asyncio.Task[Staged]) -> bool:
+    return pull.done() and (pull.cancelled() or pull.exception() is not None)
