@@ -1,0 +1,77 @@
+"""Every error of the package. A rollout's failure carries its kind, which chooses the budget it is charged
+to.
+
+Invariant: whatever goes wrong in an episode reaches the caller as a `RolloutError` with `kind`, `key` and
+`phase` filled in (test_envmanager_manager.py::test_every_failure_is_typed_and_says_where).
+"""
+
+from typing import Any, ClassVar, Literal
+
+Kind = Literal["infrastructure", "data", "timeout", "policy", "reward"]
+KINDS: tuple[Kind, ...] = ("infrastructure", "data", "timeout", "policy", "reward")
+
+
+class EnvManagerError(Exception):
+    """Base of the package's errors. Raised when: never itself."""
+
+
+class RolloutError(EnvManagerError):
+    """One episode failed; nothing else did. Raised when: never itself, see the kinds below."""
+
+    kind: ClassVar[Kind]
+    key: str = ""
+    phase: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.key!r} in {self.phase}: " if self.phase else ""
+        return where + super().__str__()
+
+
+class InfrastructureError(RolloutError):
+    """Raised when the machinery under an environment failed (process died, connection lost, memory limit)."""
+
+    kind = "infrastructure"
+
+
+class DataError(RolloutError):
+    """Raised when an environment or its task is at fault: it raised, or broke the five-tuple contract."""
+
+    kind = "data"
+
+
+class DeadlineExceeded(RolloutError):
+    """Raised when reset, step, turn, episode or reward took longer than its limit."""
+
+    kind = "timeout"
+
+
+class PolicyError(RolloutError):
+    """Raised when the policy raised or returned an action that contradicts itself."""
+
+    kind = "policy"
+
+
+class RewardError(RolloutError):
+    """Raised when a reward client failed or scored something other than a finite number."""
+
+    kind = "reward"
+
+
+class Busy(EnvManagerError):
+    """Raised when an EnvManager is asked to run a second episode while its first is running."""
+
+
+class Closed(EnvManagerError):
+    """Raised when a ticket is asked of groups that issue no more."""
+
+
+class UnknownEnv(EnvManagerError, ValueError):
+    """Raised when an environment's name has an unknown scheme, a missing extra or no such factory."""
+
+
+class Starved(EnvManagerError):
+    """Raised when so many groups were given up that the wanted number cannot be reached. `results` holds
+    what there is.
+    """
+
+    results: Any = None

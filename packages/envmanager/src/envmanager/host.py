@@ -1,0 +1,118 @@
+"""One environment from its making to its end, as seen from the loop: blocking ones in a thread, the others
+in place.
+
+Invariant: an environment that was made is closed exactly once, and killed if it can be, however its episode
+ends (test_envmanager_scheduler.py::test_nothing_is_alive_after_any_interleaving).
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from .contract import check_reset, check_step
+from .errors import DataError, InfrastructureError, RolloutError
+from .protocols import MakeEnv
+from .threads import EnvThread, Returned, Threads
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def nonblocking(make_env: M) -> M:
+    """Marks a factory (or an environment class) as quick enough to run on the loop."""
+    make_env.blocking = False  # type: ignore[attr-defined]
+    return make_env
+
+
+def blocks(thing: Any) -> bool:
+    """Whether a factory or an environment needs a thread: it is not async and does not say `blocking =
+    False`.
+    """
+    return getattr(thing, "blocking", True) and not inspect.iscoroutinefunction(getattr(thing, "reset", None))
+
+
+def typed(error: BaseException, what: str) -> RolloutError:
+    """An environment's exception as a failure with a kind: the operating system's are infrastructure, the
+    rest its own fault.
+    """
+    if isinstance(error, RolloutError):
+        return error
+    kind = InfrastructureError if isinstance(error, OSError | MemoryError | EOFError) else DataError
+    failure = kind(f"{what} raised {type(error).__name__}: {str(error)[:500]}")
+    failure.__cause__ = error
+    return failure
+
+
+class EnvHost:
+    """Makes the environment of a key at reset, and speaks its five-tuple, checked."""
+
+    __slots__ = ("_env", "_key", "_make", "_thread", "_threads")
+
+    def __init__(self, make_env: MakeEnv, key: str, threads: Threads) -> None:
+        self._make = make_env
+        self._key = key
+        self._threads = threads
+        self._thread: EnvThread | None = None
+        self._env: Any = None
+
+    @property
+    def task(self) -> str:
+        return str(getattr(self._env, "task", "default"))
+
+    async def reset(self, seed: int) -> tuple[str, Mapping[str, Any]]:
+        await self._open()
+        env = self._env
+        return check_reset(await self._call("reset", lambda: env.reset(seed=seed)))
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
+        env = self._env
+        return check_step(await self._call("step", lambda: env.step(action)))
+
+    async def close(self) -> None:
+        """Ends the environment, also one whose making was given up and is made only later."""
+        thread, self._thread = self._thread, None
+        try:
+            if thread is not None:
+                _, error = await thread.end(self._close)
+            else:
+                _, error = await self._here(self._close)
+            if error is not None:
+                raise typed(error, "close")
+        finally:
+            if kill := getattr(self._env, "kill", None):
+                kill()
+
+    async def _open(self) -> None:
+        if blocks(self._make):
+            self._thread = self._threads.start(f"env {self._key[:80]}")
+        await self._call("make_env", self._made)
+        if blocks(self._env):
+            self._thread = self._thread or self._threads.start(f"env {self._key[:80]}")
+        elif self._thread is not None:
+            self._thread.stop()
+            self._thread = None
+
+    def _made(self) -> None:
+        self._env = self._make(self._key)
+
+    def _close(self) -> Any:
+        close = getattr(self._env, "close", None)
+        return close() if close is not None else None
+
+    async def _call(self, what: str, function: Callable[[], Any]) -> Any:
+        if self._thread is not None:
+            value, error = await self._thread.call(function)
+        else:
+            value, error = await self._here(function)
+        if error is not None:
+            raise typed(error, what)
+        return value
+
+    async def _here(self, function: Callable[[], Any]) -> Returned:
+        """Calls on the loop, and awaits what it gives where that can be awaited."""
+        try:
+            value = function()
+            if type(value) is not tuple and inspect.isawaitable(value):
+                value = await value
+        except (Exception, SystemExit) as error:
+            return Returned(None, error)
+        return Returned(value, None)

@@ -1,0 +1,229 @@
+"""Runs trajectories for whoever owns the groups: takes tickets, plays them, scores them, hands them back.
+
+Invariants:
+- a ticket taken is ended exactly once, by finish, fail or cancel, or by its owner; a failure is never a
+  reward (test_envmanager_scheduler.py::test_every_ticket_ends_once);
+- `concurrency` episodes run at most, and scoring holds none of those slots
+  (test_envmanager_scheduler.py::test_scoring_frees_the_slot);
+- when `run` returns, no task and no environment is alive
+  (test_envmanager_scheduler.py::test_nothing_is_alive_after_any_interleaving).
+"""
+
+import asyncio
+import copy
+import itertools
+import logging
+import random
+import zlib
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from .contract import check_score
+from .errors import Closed, DeadlineExceeded, InfrastructureError, RewardError, RolloutError
+from .manager import EnvManager
+from .protocols import Groups, MakeEnv, Observer, Policy, RewardClient, Ticket
+from .stats import Stats
+from .threads import Threads
+from .values import Limits, Trajectory
+
+log = logging.getLogger(__name__)
+
+# Between tries to reset: long enough for a pod to come back, short enough not to idle a slot for a whole iteration.
+BACKOFF_FIRST = 1.0
+BACKOFF_LAST = 60.0
+
+
+def seed_of(ticket: Ticket) -> int:
+    """The same seed for all members of a group: they play one task instance."""
+    return zlib.crc32(ticket.key.encode())
+
+
+class _Run:
+    """One ticket's way through the scheduler: `slot` until its episode is over, `ended` once its ticket was
+    told so.
+    """
+
+    __slots__ = ("ended", "manager", "reason", "slot", "task", "ticket", "trajectory")
+
+    def __init__(self, ticket: Ticket, manager: EnvManager) -> None:
+        self.ticket = ticket
+        self.manager = manager
+        self.reason = ""
+        self.slot = True
+        self.ended = False
+        self.trajectory: Trajectory | None = None
+        self.task: asyncio.Task[None]
+
+    def cancel(self, reason: str) -> None:
+        """The owner's wish; reaches the policy and the environment as a cancellation."""
+        self.reason = self.reason or reason
+        self.task.cancel()
+
+    @property
+    def length(self) -> tuple[int, int]:
+        """Turns and tokens so far."""
+        if self.trajectory is not None:
+            return len(self.trajectory.turns), self.trajectory.tokens
+        episode = self.manager.episode
+        if episode is None or episode.ticket is not self.ticket:  # cancelled before its first step
+            return 0, 0
+        return len(episode.turns), episode.tokens
+
+
+class RolloutScheduler:
+    """`run()` returns when the groups are closed, and raises what else they raise; cancel it to end all at
+    once.
+
+    `reward(trajectory)` scores each finished trajectory (None: the sum of the environment's rewards), at
+    most `scoring` at a time; when that is full, slots wait. `closed` are further exceptions of
+    `next_ticket` that mean the ordinary end, such as the groups' own Closed.
+    """
+
+    def __init__(
+        self,
+        make_env: MakeEnv,
+        policy: Policy,
+        groups: Groups,
+        *,
+        concurrency: int = 256,
+        reward: RewardClient | None = None,
+        limits: Limits | None = None,
+        observer: Observer | None = None,
+        scoring: int = 1024,
+        seed: Callable[[Ticket], int] = seed_of,
+        closed: tuple[type[Exception], ...] = (),
+    ) -> None:
+        if concurrency < 1 or scoring < 1:
+            raise ValueError(f"concurrency is {concurrency} and scoring is {scoring}; both must be at least 1")
+        self.limits = limits or Limits()
+        self._groups = groups
+        self._reward = reward
+        self._observer = observer
+        self._seed = seed
+        self._closed: tuple[type[Exception], ...] = (Closed, *closed)
+        self._threads = Threads()
+        self._slots = asyncio.Semaphore(concurrency)
+        self._scoring = asyncio.Semaphore(scoring)
+        self._new_manager = partial(
+            EnvManager, make_env, policy, limits=self.limits, observer=observer, threads=self._threads
+        )
+        self._idle: list[EnvManager] = []
+        self._stats = Stats()
+        self._jitter = random.Random(0)
+
+    async def run(self) -> None:
+        """Consumes tickets. Waits for a free slot, then for the groups' next ticket. Unblocked by an
+        episode's end (frees its slot) and by the groups (they have room, or raise); a cancelled `run`
+        cancels its episodes and waits for them.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    await self._slots.acquire()
+                    try:
+                        ticket = await self._groups.next_ticket()
+                    except self._closed:
+                        return
+                    self._start(ticket, tasks)
+        except BaseExceptionGroup as errors:
+            if len(errors.exceptions) == 1:
+                raise errors.exceptions[0] from None
+            raise
+
+    def stats(self) -> Stats:
+        """Counts so far; a copy."""
+        return copy.deepcopy(self._stats)
+
+    def _start(self, ticket: Ticket, tasks: asyncio.TaskGroup) -> None:
+        run = _Run(ticket, self._idle.pop() if self._idle else self._new_manager())
+        self._stats.started += 1
+        self._stats.running += 1
+        run.task = tasks.create_task(self._roll_out(run))
+        run.task.add_done_callback(lambda _: self._ended(run))
+        ticket.on_cancel(run.cancel)
+
+    async def _roll_out(self, run: _Run) -> None:
+        """Consumes one ticket. Waits for its policy, environment and reward, each with a deadline.
+        Unblocked by those, or by the ticket's cancellation.
+        """
+        ticket = run.ticket
+        try:
+            trajectory = run.trajectory = await self._play(run)
+            if self._reward is not None:
+                trajectory = await self._score(run, trajectory, self._reward)
+        except RolloutError as error:
+            log.warning("trajectory %s failed (%s): %s", ticket.id, error.kind, error)
+            run.ended = True
+            self._stats.failed[error.kind] += 1
+            ticket.fail(error)
+            return
+        answer = ticket.finish(trajectory, trajectory.reward)
+        run.ended = True
+        self._stats.finished[answer] += 1
+        (self._stats.kept if answer == "accepted" else self._stats.cut).add(len(trajectory.turns), trajectory.tokens)
+
+    async def _play(self, run: _Run) -> Trajectory:
+        """Plays the ticket's episode. What failed under the environment before anything was generated is
+        tried again, later.
+        """
+        ticket, manager = run.ticket, run.manager
+        for attempt in itertools.count():
+            try:
+                return await manager.run(ticket.key, self._seed(ticket), ticket)
+            except InfrastructureError as error:
+                if error.phase != "reset" or attempt >= self.limits.reset_retries:
+                    raise
+                delay = min(BACKOFF_LAST, BACKOFF_FIRST * 2**attempt) * self._jitter.uniform(0.5, 1.0)
+                log.info("resetting again in %.1f s: %s", delay, error)
+            self._stats.retries += 1
+            await asyncio.sleep(delay)
+        raise AssertionError("itertools.count ends never")
+
+    async def _score(self, run: _Run, trajectory: Trajectory, reward: RewardClient) -> Trajectory:
+        """Scores in the background of the slot's next episode."""
+        async with self._scoring:
+            self._free(run)
+            started = asyncio.get_running_loop().time()
+            try:
+                value = await self._rewarded(trajectory, reward)
+            except RolloutError as error:
+                error.key, error.phase = trajectory.key, "reward"
+                raise
+        ended = asyncio.get_running_loop().time()
+        if self._observer is not None:
+            self._observer("reward", trajectory.id, started, ended)
+        timings = msgspec.structs.replace(trajectory.timings, reward_s=ended - started)
+        return msgspec.structs.replace(trajectory, reward=value, timings=timings)
+
+    async def _rewarded(self, trajectory: Trajectory, reward: RewardClient) -> float:
+        try:
+            async with asyncio.timeout(self.limits.reward_timeout) as deadline:
+                value = await reward(trajectory)
+        except RolloutError:
+            raise
+        except Exception as error:
+            if deadline.expired():
+                raise DeadlineExceeded(f"scoring took longer than {self.limits.reward_timeout} s") from error
+            raise RewardError(f"the reward raised {type(error).__name__}: {str(error)[:500]}") from error
+        return check_score(value)
+
+    def _free(self, run: _Run) -> None:
+        """Gives the slot and its manager to the next ticket."""
+        run.slot = False
+        self._stats.running -= 1
+        self._stats.scoring += 1
+        self._idle.append(run.manager)
+        self._slots.release()
+
+    def _ended(self, run: _Run) -> None:
+        """The task is over, whether it ran at all or was cancelled before its first step."""
+        if not run.ended:
+            self._stats.cancelled[run.reason or "scheduler"] += 1
+            self._stats.cut.add(*run.length)
+            if not run.reason:
+                run.ticket.cancel()
+        if run.slot:
+            self._free(run)
+        self._stats.scoring -= 1
