@@ -15,6 +15,7 @@ from samplebuffer.errors import (
     TicketError,
     VersionWentBack,
 )
+from samplebuffer.prometheus import prometheus_text
 from samplebuffer.state import Codec, MsgpackCodec
 from samplebuffer.stats import Stats
 from samplebuffer.ticket import Ticket
@@ -43,4 +44,5 @@ __all__ = [
     "Ticket",
     "TicketError",
     "VersionWentBack",
+    "prometheus_text",
 ]

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from samplebuffer.lengths import Lengths
 from samplebuffer.ticket import Ticket
 from samplebuffer.values import Fate, Ledger, Sample
 
@@ -39,6 +40,7 @@ class Book:
         self.ended.update(ended or {})
         self.running: dict[int, dict[int, int]] = {}  # version -> ticket id -> group id
         self.buffered: dict[int, dict[int, int]] = {}
+        self.lengths = Lengths()
 
     def issue(self, ticket: Ticket) -> None:
         """Enter a new running member."""
@@ -69,6 +71,8 @@ class Book:
         """Strike a buffered member."""
         _leave(self.buffered, sample.start_version, sample.ticket_id)
         self.ended[fate] += 1
+        if sample.length is not None:
+            self.lengths.add(fate, sample.length)
 
     def groups_below(self, version: int) -> set[int]:
         """The groups that have a member with a start version below this one."""

@@ -215,6 +215,7 @@ class SampleBuffer:
                 get_batch_s=self._waited,
                 get_batch_share=self._waited / elapsed if elapsed > 0 else 0.0,
             ),
+            lengths=book.lengths.histograms(),
             callback_errors=core.callback_errors,
             given_up=list(core.given_up),
         )

@@ -124,9 +124,7 @@ class Core:
         """The next member to run, the oldest group first; None when there is no room now."""
         if self.closed:
             raise Closed("the buffer is closed")
-        if self.resting:
-            return None
-        group = self._oldest_wanting() or self._open()
+        group = None if self.resting else self._oldest_wanting() or self._open()
         if group is None:
             if not self.groups and self.tasks.over:
                 raise Exhausted("the tasks have ended and every group has left") from self.tasks.error
@@ -184,14 +182,14 @@ class Core:
     def finish(self, ticket: Ticket, payload: Any, reward: float) -> Answer:
         """Take a finished member, and complete its group with the last one."""
         if ticket.state != "running":
-            return self._late(ticket)
+            return self._late(ticket, payload)
         start = ticket.start_version
         if start is None:
             raise NotStamped(ticket.id, ticket.state, "finish before stamp; stamp the version of the first token")
         reward = float(reward)
         if not isfinite(reward):
             raise InvalidReward(ticket.id, ticket.state, f"reward {reward} is not finite; use fail instead")
-        length = self._length(payload) if self._length else 0
+        length = self._length(payload) if self._length else None
         sample = Sample(ticket.id, ticket.member, start, reward, payload, length)
         group = self.groups[ticket.group_id]
         whole, kept = None, True
@@ -212,8 +210,14 @@ class Core:
             self._settle(ended, "surplus")
         return "accepted"
 
-    def _late(self, ticket: Ticket) -> Answer:
-        return ticket.state if ticket.state in ("surplus", "stale") else "ended"
+    def _late(self, ticket: Ticket, payload: Any) -> Answer:
+        fate = ticket.state
+        if fate != "surplus" and fate != "stale":
+            return "ended"
+        if self._length and payload is not None and not ticket.late:
+            ticket.late = True
+            self.book.lengths.add(fate, self._length(payload))
+        return fate
 
     def lose(self, ticket: Ticket, fate: Fate, error: BaseException | str) -> bool:
         """Take back a running member at its producer's wish; give the group up when its budget is passed."""

@@ -1,6 +1,7 @@
 """What the buffer tells about itself, as one typed value.
 
-Invariant: reading changes nothing and costs the number of versions alive, not of members.
+Invariant: reading changes nothing, and costs by the versions alive, not by the members
+(tests/samplebuffer/test_samplebuffer_metrics.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import Any
 import msgspec
 
 from samplebuffer.book import Staleness
-from samplebuffer.values import GivenUp, Ledger
+from samplebuffer.lengths import Histogram
+from samplebuffer.values import Fate, GivenUp, Ledger
 
 
 class Groups(msgspec.Struct, frozen=True):
@@ -45,7 +47,7 @@ class Waits(msgspec.Struct, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """A snapshot."""
+    """A snapshot. `lengths` is empty without a `length=` callable; it counts late finishes with what they carried."""
 
     version: int
     max_staleness: int
@@ -56,6 +58,7 @@ class Stats(msgspec.Struct, frozen=True):
     groups: Groups
     off_policy: OffPolicy
     waits: Waits
+    lengths: dict[Fate, Histogram]
     callback_errors: int
     given_up: list[GivenUp]
 

@@ -27,7 +27,18 @@ class Ticket:
     is the version served at issue: until `stamp`, the lower bound of the start version.
     """
 
-    __slots__ = ("_callbacks", "_core", "group_id", "id", "issued_version", "key", "member", "start_version", "state")
+    __slots__ = (
+        "_callbacks",
+        "_core",
+        "group_id",
+        "id",
+        "issued_version",
+        "key",
+        "late",
+        "member",
+        "start_version",
+        "state",
+    )
 
     def __init__(self, core: Core, id: int, key: Any, group_id: int, member: int, issued_version: int) -> None:
         self._core = core
@@ -39,6 +50,7 @@ class Ticket:
         self.issued_version = issued_version
         self.start_version: int | None = None
         self.state: State = "running"
+        self.late = False  # whether it was finished after the buffer had ended it
 
     def __repr__(self) -> str:
         return f"Ticket({self.id}, key={self.key!r}, group {self.group_id}.{self.member}, {self.state})"

@@ -21,14 +21,14 @@ Fate = Literal["delivered", "surplus", "stale", "filtered", "failed", "cancelled
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One finished trajectory. `length` is what the `length=` callable said of the payload, else 0."""
+    """One finished trajectory. `length` is what the `length=` callable said of the payload."""
 
     ticket_id: int
     member: int
     start_version: int
     reward: float
     payload: Any
-    length: int = 0
+    length: int | None = None
 
 
 class Group(msgspec.Struct, frozen=True):
