@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 
-from rollart.config.schema import Config, Section
+import msgspec
+
+from rollart.config.schema import Config
 from rollart.errors import ConfigError
 
 
@@ -47,10 +49,10 @@ def _check_hardware(config: Config) -> None:
         raise ConfigError("generation.affinity", generation.affinity, "needs an entry named default")
 
 
-def _check_finite(section: Section, prefix: str = "") -> None:
+def _check_finite(section: msgspec.Struct, prefix: str = "") -> None:
     for name in section.__struct_fields__:
         value = getattr(section, name)
-        if isinstance(value, Section):
+        if isinstance(value, msgspec.Struct):
             _check_finite(value, f"{prefix}{name}.")
         elif isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{prefix}{name}", value, "must be a finite number")

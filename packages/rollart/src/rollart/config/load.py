@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from rollart.config.check import check
-from rollart.config.schema import Config, Section
+from rollart.config.schema import Config
 from rollart.errors import ConfigError
 
 
@@ -37,6 +37,7 @@ def parse_config(tree: Mapping[str, Any]) -> Config:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         raise _located(error, tree) from None
+    config = _derive(config, tree)
     check(config)
     return config
 
@@ -44,6 +45,14 @@ def parse_config(tree: Mapping[str, Any]) -> Config:
 def dump_config(config: Config) -> str:
     """The whole resolved configuration as YAML text."""
     return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True)
+
+
+def _derive(config: Config, tree: Mapping[str, Any]) -> Config:
+    """The trainer's schedule and shuffling follow the run's, unless they are given."""
+    given = tree.get("train") or {}
+    derived = {"total": config.run.iterations, "seed": config.run.seed}
+    train = msgspec.structs.replace(config.train, **{k: v for k, v in derived.items() if k not in given})
+    return msgspec.structs.replace(config, train=train)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -72,16 +81,16 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     tree[leaf] = yaml.safe_load(text)
 
 
-def _sections(struct: type[Section]) -> dict[str, type[Section] | None]:
+def _sections(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
     """The keys of a section, each with the section type it holds, or None for a plain value."""
     hints = get_type_hints(struct)
     return {
-        name: hints[name] if isinstance(hints[name], type) and issubclass(hints[name], Section) else None
+        name: hints[name] if isinstance(hints[name], type) and issubclass(hints[name], msgspec.Struct) else None
         for name in struct.__struct_fields__
     }
 
 
-def _all_keys(struct: type[Section] = Config, prefix: str = "") -> list[str]:
+def _all_keys(struct: type[msgspec.Struct] = Config, prefix: str = "") -> list[str]:
     keys: list[str] = []
     for name, section in _sections(struct).items():
         keys.append(prefix + name)
@@ -90,7 +99,7 @@ def _all_keys(struct: type[Section] = Config, prefix: str = "") -> list[str]:
     return keys
 
 
-def _refuse_unknown(tree: Mapping[str, Any], struct: type[Section], prefix: str) -> None:
+def _refuse_unknown(tree: Mapping[str, Any], struct: type[msgspec.Struct], prefix: str) -> None:
     known = _sections(struct)
     for name, value in tree.items():
         key = f"{prefix}{name}"

@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from rollart.trainers.config import TrainerConfig
+
 Mode = Literal["rollart", "sync"]
-Loss = Literal["tis", "ppo", "grpo"]
 Store = Literal["auto", "mooncake", "shm"]
 
 Count = Annotated[int, Meta(ge=1)]
@@ -92,25 +93,6 @@ class BufferConfig(Section, frozen=True):
     drop_uniform: bool = True
 
 
-class TrainConfig(Section, frozen=True):
-    """The optimizer and the loss of one train step."""
-
-    loss: Loss = "tis"
-    lr: Positive = 1e-3
-    warmup: CountOrZero = 5
-    final_lr: Share = 0.1
-    """Learning rate at the last iteration as a share of `lr` (linear decay)."""
-    beta2: Share = 0.99
-    weight_decay: NonNegative = 0.0
-    grad_clip: Positive = 1.0
-    minibatches: Count = 4
-    entropy: NonNegative = 0.03
-    clip_low: Positive = 0.2
-    clip_high: Positive = 0.28
-    tis_cap: Positive = 2.0
-    parity_limit: Positive = 1e-3
-
-
 class WeightsConfig(Section, frozen=True):
     """The weight path. `auto` is Mooncake over TCP, or shared memory where its system library is missing."""
 
@@ -119,6 +101,8 @@ class WeightsConfig(Section, frozen=True):
     keep_versions: Count = 3
     segment_mb: Count = 128
     timeout_s: Positive = 60.0
+    parity_limit: Positive | None = 1e-3
+    """Largest difference of log-probabilities between engine and trainer, in nats, before the run stops."""
 
 
 class PoolConfig(Section, frozen=True):
@@ -150,7 +134,7 @@ class Config(Section, frozen=True):
     generation: GenerationConfig = GenerationConfig()
     rollout: RolloutConfig = RolloutConfig()
     buffer: BufferConfig = BufferConfig()
-    train: TrainConfig = TrainConfig()
+    train: TrainerConfig = TrainerConfig()
     weights: WeightsConfig = WeightsConfig()
     pools: tuple[PoolConfig, ...] = (
         PoolConfig(name="h800", hardware="H800", total=2),

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from llmproxy import GenerateRequest, GenerateResult, Sampling
-
 from rollart.errors import WeightsDiffer
 
 

@@ -1,0 +1,46 @@
+"""One iteration as a row of metrics: the keys of metrics.jsonl, in the order in which a reader asks.
+
+Invariant: every required key is there, and numbers that were not measured are None, never 0
+(tests/rollart/test_rollart_row.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from rollart.observe.metrics import Row, histogram
+from rollart.pipeline.controller import Iteration
+from samplebuffer import Batch
+from samplebuffer import Stats as BufferStats
+
+
+def metrics_row(iteration: Iteration, stats: BufferStats, *, elapsed_s: float, tokens: int) -> Row:
+    """The row of an iteration; `tokens` is how many were generated in it, `elapsed_s` the run's time at its end."""
+    batch: Batch = iteration.batch
+    ages = [batch.version - sample.start_version for sample in batch.samples]
+    lags = [batch.trainer_version - sample.start_version for sample in batch.samples]
+    rewards = [sample.reward for sample in batch.samples]
+    switch = iteration.switch
+    ledger: Mapping[str, int] = msgspec.structs.asdict(stats.ledger)
+    return {
+        "step": iteration.step,
+        "version": iteration.trained.version,
+        "version/served": iteration.served,
+        "time": elapsed_s,
+        "reward/mean": sum(rewards) / len(rewards),
+        "eval/success": iteration.success,
+        "parity/max_abs": switch.parity if switch else None,
+        **histogram("staleness", ages),
+        **histogram("trainer_lag", lags),
+        "off_policy/in_flight": stats.off_policy.in_flight.mean,
+        "off_policy/in_queue": stats.off_policy.in_queue.mean,
+        "tokens_per_s": tokens / iteration.time.wall,
+        "push_s": switch.staged.push_s if switch else None,
+        "pull_accumulated_s": switch.staged.pull_s if switch else None,
+        "pull_exposed_s": switch.exposed_s if switch else None,
+        **iteration.time.metrics(),
+        **{f"ledger/{column}": count for column, count in ledger.items()},
+        **{f"train/{name}": value for name, value in iteration.trained.metrics.items()},
+    }

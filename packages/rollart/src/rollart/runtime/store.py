@@ -1,0 +1,45 @@
+"""The weight store of a run: Mooncake over TCP, or shared memory where Mooncake cannot run.
+
+The store lives as long as the context and leaves nothing behind; with `auto` one clear line says when the second
+choice was taken, and why (tests/rollart/test_rollart_store.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from rollart.config.schema import WeightsConfig
+from weightsync import SharedMemoryStore
+from weightsync.errors import StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def weight_store(config: WeightsConfig) -> AsyncIterator[str]:
+    """The URL of a store that this process owns. Raises StoreUnavailable when `mooncake` is asked for in vain."""
+    if config.store != "shm":
+        from weightsync.mooncake_master import MooncakeMaster
+
+        master = MooncakeMaster(segment_bytes=config.segment_mb << 20)
+        try:
+            await master.start()
+        except StoreUnavailable as error:
+            if config.store == "mooncake":
+                raise
+            log.warning("weights go through shared memory, not Mooncake: %s", error)
+        else:
+            try:
+                yield master.url()
+            finally:
+                await master.stop()
+            return
+    name = f"rollart-{os.getpid()}"
+    store = SharedMemoryStore(name)
+    try:
+        yield f"shm:{name}"
+    finally:
+        store.unlink()
