@@ -1,7 +1,7 @@
 """One lightweight controller per environment: trajectory-level rollout, redundancy, overlapped rewards."""
 
-from .collect import Collection, Group, collect
-from .errors import (
+from envmanager.collect import Collection, Group, collect
+from envmanager.errors import (
     Busy,
     Closed,
     DataError,
@@ -14,14 +14,14 @@ from .errors import (
     Starved,
     UnknownEnv,
 )
-from .groups import Budgets, LocalGroups, LocalTicket
-from .host import nonblocking
-from .latency import LatencyEnv
-from .manager import EnvManager
-from .protocols import Env, Groups, MakeEnv, Observer, Policy, RewardClient, Ticket
-from .scheduler import RolloutScheduler, seed_of
-from .stats import Histogram, Lengths, Stats
-from .values import Action, Episode, Limits, Outcome, Span, Timings, Trajectory, Turn
+from envmanager.groups import Budgets, LocalGroups, LocalTicket
+from envmanager.host import nonblocking
+from envmanager.latency import LatencyEnv
+from envmanager.manager import EnvManager
+from envmanager.protocols import Env, Groups, MakeEnv, Observer, Policy, RewardClient, Ticket
+from envmanager.scheduler import RolloutScheduler, seed_of
+from envmanager.stats import Histogram, Lengths, Stats
+from envmanager.values import Action, Episode, Limits, Outcome, Span, Timings, Trajectory, Turn
 
 __all__ = [
     "Action",

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from .errors import Starved
-from .groups import Budgets, LocalGroup, LocalGroups
-from .protocols import MakeEnv, Observer, Policy, RewardClient
-from .scheduler import RolloutScheduler
-from .stats import Lengths, Stats
-from .values import Limits, Trajectory
+from envmanager.errors import Starved
+from envmanager.groups import Budgets, LocalGroup, LocalGroups
+from envmanager.protocols import MakeEnv, Observer, Policy, RewardClient
+from envmanager.scheduler import RolloutScheduler
+from envmanager.stats import Lengths, Stats
+from envmanager.values import Limits, Trajectory
 
 
 class Group(msgspec.Struct, frozen=True):

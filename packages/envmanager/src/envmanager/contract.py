@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import DataError, RewardError
+from envmanager.errors import DataError, RewardError
 
 # Deeper containers in an info are dropped: metadata is for a handful of facts, not for a world's state.
 MAX_DEPTH = 4

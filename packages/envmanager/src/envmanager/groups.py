@@ -21,9 +21,9 @@ from typing import TypeVar
 
 import msgspec
 
-from .errors import Closed, Kind, RolloutError
-from .protocols import CancelCallback
-from .values import Trajectory
+from envmanager.errors import Closed, Kind, RolloutError
+from envmanager.protocols import CancelCallback
+from envmanager.values import Trajectory
 
 T = TypeVar("T")
 
@@ -154,6 +154,8 @@ class LocalGroups:
         self.closed = False
         self._name = uuid.uuid4().hex[:8]
         self._order = 0
+        self._whole = 0
+        self._given_up = 0
         self._wake = asyncio.Event()
         members = [(g, m) for g in range(len(keys)) for m in range(group_size + spare_members)]
         members.sort(key=lambda member: (member[0] >= self.wanted or member[1] >= group_size, member))
@@ -195,6 +197,7 @@ class LocalGroups:
         group.failures[kind] += 1
         if group.failures[kind] > getattr(self.budgets, kind):
             group.given_up = f"{group.failures[kind]} {kind} failures, the last: {error}"
+            self._given_up += 1
             self._cancel(group, "given_up")
         else:
             self._queue.append((ticket.group_id, ticket.member))
@@ -222,9 +225,10 @@ class LocalGroups:
             members = ((group.finished.get(order), order in group.alive) for order in orders)
             if winners := admitted(members, self.group_size, self.fair):
                 group.winners = winners
+                self._whole += 1
                 self._cancel(group, "surplus")
-        hopeless = sum(not group.given_up for group in self.groups) < self.wanted
-        if not self.closed and (hopeless or self.complete() is not None):
+        hopeless = len(self.groups) - self._given_up < self.wanted
+        if not self.closed and (hopeless or (self._whole >= self.wanted and self.complete() is not None)):
             self.closed = True
             for other in self.groups:
                 self._cancel(other, "surplus")

@@ -9,10 +9,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from .contract import check_reset, check_step
-from .errors import DataError, InfrastructureError, RolloutError
-from .protocols import MakeEnv
-from .threads import EnvThread, Returned, Threads
+from envmanager.contract import check_reset, check_step
+from envmanager.errors import DataError, InfrastructureError, RolloutError
+from envmanager.protocols import MakeEnv
+from envmanager.threads import EnvThread, Returned, Threads
 
 M = TypeVar("M", bound=Callable[..., Any])
 

@@ -15,12 +15,12 @@ import uuid
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from .contract import plain, shown
-from .errors import Busy, DataError, DeadlineExceeded, PolicyError, RolloutError
-from .host import EnvHost
-from .protocols import MakeEnv, Observer, Policy, Ticket
-from .threads import Threads
-from .values import Action, Episode, Limits, Outcome, Timings, Trajectory, Turn
+from envmanager.contract import plain, shown
+from envmanager.errors import Busy, DataError, DeadlineExceeded, PolicyError, RolloutError
+from envmanager.host import EnvHost
+from envmanager.protocols import MakeEnv, Observer, Policy, Ticket
+from envmanager.threads import Threads
+from envmanager.values import Action, Episode, Limits, Outcome, Timings, Trajectory, Turn
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

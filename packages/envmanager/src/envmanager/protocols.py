@@ -7,7 +7,7 @@ foreign Groups).
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
-from .values import Action, Episode, Trajectory
+from envmanager.values import Action, Episode, Trajectory
 
 CancelCallback = Callable[[str], None]
 

@@ -20,19 +20,16 @@ from functools import partial
 
 import msgspec
 
-from .contract import check_score
-from .errors import Closed, DeadlineExceeded, InfrastructureError, RewardError, RolloutError
-from .manager import EnvManager
-from .protocols import Groups, MakeEnv, Observer, Policy, RewardClient, Ticket
-from .stats import Stats
-from .threads import Threads
-from .values import Limits, Trajectory
+from envmanager.backoff import backoff
+from envmanager.contract import check_score
+from envmanager.errors import Closed, DeadlineExceeded, InfrastructureError, RewardError, RolloutError
+from envmanager.manager import EnvManager
+from envmanager.protocols import Groups, MakeEnv, Observer, Policy, RewardClient, Ticket
+from envmanager.stats import Stats
+from envmanager.threads import Threads
+from envmanager.values import Limits, Trajectory
 
 log = logging.getLogger(__name__)
-
-# Between tries to reset: long enough for a pod to come back, short enough not to idle a slot for a whole iteration.
-BACKOFF_FIRST = 1.0
-BACKOFF_LAST = 60.0
 
 
 def seed_of(ticket: Ticket) -> int:
@@ -175,7 +172,7 @@ class RolloutScheduler:
             except InfrastructureError as error:
                 if error.phase != "reset" or attempt >= self.limits.reset_retries:
                     raise
-                delay = min(BACKOFF_LAST, BACKOFF_FIRST * 2**attempt) * self._jitter.uniform(0.5, 1.0)
+                delay = backoff(attempt, self._jitter)
                 log.info("resetting again in %.1f s: %s", delay, error)
             self._stats.retries += 1
             await asyncio.sleep(delay)

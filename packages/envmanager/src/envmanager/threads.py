@@ -15,7 +15,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from .errors import InfrastructureError
+from envmanager.errors import InfrastructureError
 
 
 class Returned(NamedTuple):

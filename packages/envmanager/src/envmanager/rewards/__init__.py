@@ -1,0 +1,6 @@
+"""Reward clients: score one finished trajectory elsewhere than on the loop. Any async function is one too."""
+
+from envmanager.rewards.local import LocalReward
+from envmanager.rewards.url import URLReward
+
+__all__ = ["LocalReward", "URLReward"]
