@@ -1,1 +1,47 @@
 """A resource manager over a shared metadata store: pools, affinity, fallback, leases, failover."""
+
+from resmgr.errors import (
+    BindTimeout,
+    Closed,
+    EventsLost,
+    Infeasible,
+    Invalid,
+    NotAStore,
+    PoolMismatch,
+    ResmgrError,
+    StaleBinding,
+    StoreError,
+    StoreMismatch,
+    StoreUnavailable,
+    UnknownHardware,
+)
+from resmgr.manager import ResourceManager, Stats
+from resmgr.status import PoolStatus, Status, Waiting
+from resmgr.values import Allocation, Binding, Event, Node, Pool, Request
+
+__all__ = [
+    "Allocation",
+    "BindTimeout",
+    "Binding",
+    "Closed",
+    "Event",
+    "EventsLost",
+    "Infeasible",
+    "Invalid",
+    "Node",
+    "NotAStore",
+    "Pool",
+    "PoolMismatch",
+    "PoolStatus",
+    "Request",
+    "ResmgrError",
+    "ResourceManager",
+    "StaleBinding",
+    "Stats",
+    "Status",
+    "StoreError",
+    "StoreMismatch",
+    "StoreUnavailable",
+    "UnknownHardware",
+    "Waiting",
+]

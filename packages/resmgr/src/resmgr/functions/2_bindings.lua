@@ -1,0 +1,98 @@
+-- Bindings: what is granted to whom, under which fencing token, and the events that say so.
+--
+--   bindings      hash   id -> packed {owner, holder, token, class, fell_back, amount, role, apart, allocs}
+--   held:SESSION  set    ids that end with the session's lease
+--   fell:SESSION  hash   id -> packed {spec, fits_since} of bindings on a fallback class
+--   notes         hash   id -> what the holder wrote beside its binding
+--   events        stream "N-0", N without gaps: a reader that misses one sees it
+--   inbox:SESSION stream what the store did for a session on its own: granted, lost
+
+local EVENTS_KEPT = 10000
+
+-- Classes in which something became free during this call: their queues are served before it ends.
+local touched
+
+local function emit(kind, id, rec, reason, previous)
+  local n = call('HINCRBY', P .. 'meta', 'events', 1)
+  local now = call('TIME')
+  local event = { kind, id, rec.role, rec.class, rec.amount, rec.token, rec.owner, reason or '', previous or '',
+    now[1] * 1000 + math.floor(now[2] / 1000) }
+  call('XADD', P .. 'events', 'MAXLEN', '~', EVENTS_KEPT, n .. '-0', 'e', cmsgpack.pack(event))
+end
+
+local function alive(session)
+  return call('ZSCORE', P .. 'leases', session)
+end
+
+local function tell(session, kind, id, body)
+  if alive(session) then call('XADD', P .. 'inbox:' .. session, '*', 'm', kind .. '\n' .. id .. '\n' .. body) end
+end
+
+local FIELDS = { 'owner', 'holder', 'token', 'class', 'fell_back', 'amount', 'role', 'apart', 'allocs' }
+
+local function pack(rec)
+  local row = {}
+  for i, name in ipairs(FIELDS) do row[i] = rec[name] end
+  return cmsgpack.pack(row)
+end
+
+local function unpack_record(packed)
+  local row, rec = cmsgpack.unpack(packed), {}
+  for i, name in ipairs(FIELDS) do rec[name] = row[i] end
+  return rec
+end
+
+local function binding(id)
+  local packed = call('HGET', P .. 'bindings', id)
+  return packed and unpack_record(packed)
+end
+
+-- The binding, if `token` is its own; otherwise nil and the answer to give.
+local function current(id, token)
+  local rec = binding(id)
+  if not rec then return nil, { 'stale', '' } end
+  if string.format('%.0f', rec.token) ~= token then return nil, { 'stale', string.format('%.0f', rec.token) } end
+  return rec
+end
+
+local function read_spec(packed)
+  local s = cmsgpack.unpack(packed)
+  local classes = {}
+  for _, class in ipairs(s[2]) do classes[#classes + 1] = class end
+  for _, class in ipairs(s[3]) do classes[#classes + 1] = class end
+  return { packed = packed, role = s[1], prefer = s[2], classes = classes, count = s[4], chunk = s[5], tail = s[6],
+    least = s[7], spread = s[8], apart = s[9], labels = s[10], priority = s[11] }
+end
+
+local function preferred(spec, class)
+  for _, name in ipairs(spec.prefer) do
+    if name == class then return true end
+  end
+  return false
+end
+
+-- Makes taken amounts a binding.
+local function grant(id, owner, spec, class, allocs, amount, kind, previous)
+  local fell = not preferred(spec, class)
+  local rec = { owner = owner, holder = owner, token = call('HINCRBY', P .. 'meta', 'token', 1), class = class,
+    fell_back = fell and 1 or 0, amount = amount, role = spec.role, apart = spec.apart, allocs = allocs }
+  local packed = pack(rec)
+  call('HSET', P .. 'bindings', id, packed)
+  call('SADD', P .. 'held:' .. owner, id)
+  if fell then call('HSET', P .. 'fell:' .. owner, id, cmsgpack.pack({ spec.packed, -1 })) end
+  mark(rec, 1)
+  emit(kind or (fell and 'fell_back' or 'bound'), id, rec, '', previous)
+  return packed
+end
+
+-- Ends a binding; its amounts return here and nowhere else.
+local function drop(id, rec, kind, reason)
+  call('HDEL', P .. 'bindings', id)
+  call('HDEL', P .. 'notes', id)
+  call('SREM', P .. 'held:' .. rec.holder, id)
+  if rec.fell_back == 1 then call('HDEL', P .. 'fell:' .. rec.owner, id) end
+  mark(rec, -1)
+  free_all(rec.class, rec.allocs)
+  touched[rec.class] = true
+  emit(kind, id, rec, reason)
+end

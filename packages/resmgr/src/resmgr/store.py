@@ -1,0 +1,155 @@
+"""The store: atomic calls, and streams that are followed, over the Redis protocol.
+
+Every call is one server-side function (functions/*.lua), so it happens whole or not at all, and is safe to
+repeat. While the server cannot be reached, calls are repeated until `patience` ends (tests:
+`test_resmgr_failover.py`).
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from importlib import resources
+from typing import Any
+
+import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, ResponseError
+
+from resmgr.embedded import EmbeddedServer
+from resmgr.errors import Invalid, NotAStore, StoreUnavailable
+
+_SCHEMES = ("redis://", "rediss://", "unix://", "valkey://")
+_OLDEST = 7
+# The server is gone, restarting, or still reading its file: all pass.
+_PASSING = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError)
+
+
+def _library() -> tuple[str, str]:
+    """The name, which changes with the code, and the code of the functions."""
+    folder = resources.files("resmgr") / "functions"
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".lua")), key=lambda f: f.name)
+    code = "\n".join(f.read_text() for f in files)
+    name = "resmgr_" + hashlib.sha256(code.encode()).hexdigest()[:12]
+    return name, f"#!lua name={name}\n{code}\nredis.register_function('{name}', enter)\n"
+
+
+class Store:
+    """One namespace of one server."""
+
+    def __init__(self, url: str, namespace: str = "resmgr", patience: float = 30.0, io_timeout: float = 5.0) -> None:
+        self.url = url
+        self.patience = patience
+        self._prefix = f"{{{namespace}}}:"
+        self._io_timeout = io_timeout
+        self._function, self._code = _library()
+        self.server = _embedded(url)
+        self._redis = self._client(f"unix://{self.server.socket_path}" if self.server else url)
+
+    def _client(self, url: str) -> redis.Redis:
+        if not url.startswith(_SCHEMES):
+            raise Invalid(f"url={url!r} must start with one of {', '.join(_SCHEMES)} or embedded:")
+        pool = redis.BlockingConnectionPool.from_url(
+            url.replace("valkey://", "redis://", 1),
+            max_connections=16,
+            timeout=None,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=self._io_timeout,
+            socket_connect_timeout=self._io_timeout,
+        )
+        return redis.Redis(connection_pool=pool)
+
+    async def open(self) -> None:
+        """Checks that a usable server answers; starts the embedded one. Tries once: a wrong URL is told at once."""
+        if self.server:
+            await self.server.ensure()
+        try:
+            info = await self._redis.info("server")
+        except AuthenticationError as error:
+            raise NotAStore(
+                f"{self.url} refuses the credentials: {error}; put user and password in the URL"
+            ) from error
+        except (InvalidResponse, ResponseError, redis.TimeoutError) as error:
+            raise NotAStore(
+                f"what answers at {self.url} does not speak Redis ({error}); check host and port"
+            ) from error
+        except redis.ConnectionError as error:
+            raise StoreUnavailable(
+                f"nothing answers at {self.url} ({error}); start a server or use embedded:DIR"
+            ) from error
+        version = str(info.get("redis_version", "unknown"))
+        if not version[:1].isdigit() or int(version.split(".")[0]) < _OLDEST:
+            raise NotAStore(f"{self.url} runs version {version}; version {_OLDEST} or later is needed")
+
+    async def call(self, name: str, *args: str | bytes | int, patience: float | None = None) -> list[Any]:
+        """The answer of one function; `StoreUnavailable` when none came within the patience (`inf`: never)."""
+        answer, _ = await self.call_counted(name, *args, patience=patience)
+        return answer
+
+    async def call_counted(
+        self, name: str, *args: str | bytes | int, patience: float | None = None
+    ) -> tuple[list[Any], bool]:
+        """The answer, and whether an earlier try may have been carried out without ours having heard of it."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self.patience if patience is None else patience)
+        pause, repeated = 0.005, False
+        while True:
+            try:
+                if repeated and self.server:
+                    await self.server.ensure()
+                return await self._redis.fcall(self._function, 1, self._prefix, name, *args), repeated
+            except (*_PASSING, StoreUnavailable) as error:
+                repeated = True
+                if loop.time() + pause > deadline:
+                    raise StoreUnavailable(f"{self.url} does not answer ({error}); is the server running?") from error
+            except ResponseError as error:
+                if "Function not found" not in str(error):
+                    raise
+                await self._load()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+    async def _load(self) -> None:
+        try:
+            await self._redis.function_load(self._code)
+        except ResponseError as error:
+            if "already exists" not in str(error):
+                raise
+        except _PASSING:
+            return
+
+    async def follow(self, stream: str, after: str) -> AsyncIterator[list[tuple[str, bytes]]]:
+        """Yields what is added to a stream, through outages; an empty part, now and then, when nothing is added."""
+        block = max(1, int(self._io_timeout * 400))
+        while True:
+            try:
+                found: Any = await self._redis.xread({self._prefix + stream: after}, count=256, block=block)
+            except _PASSING:
+                await asyncio.sleep(0.05)  # the heartbeat brings an embedded server back
+                continue
+            entries = found[0][1] if found else []
+            if entries:
+                after = entries[-1][0].decode()
+            yield [(number.decode(), next(iter(fields.values()))) for number, fields in entries]
+
+    async def shutdown(self) -> None:
+        """Stops the server itself, whoever started it."""
+        try:
+            await self._redis.shutdown()
+        except RedisError as error:
+            raise StoreUnavailable(f"{self.url} did not stop: {error}") from error
+
+    async def close(self) -> None:
+        await self._redis.aclose(close_connection_pool=True)
+        if self.server:
+            await self.server.stop()
+
+
+def _embedded(url: str) -> EmbeddedServer | None:
+    if not url.startswith("embedded:"):
+        return None
+    directory, _, query = url.removeprefix("embedded:").partition("?")
+    if not directory or query not in ("", "persist=1"):
+        raise Invalid(f"url={url!r} must be embedded:DIR or embedded:DIR?persist=1")
+    return EmbeddedServer(directory, persist=bool(query))
