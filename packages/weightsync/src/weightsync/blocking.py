@@ -11,14 +11,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
-__all__ = ["each", "in_thread"]
+__all__ = ["each", "in_thread", "uninterrupted"]
 
 T = TypeVar("T")
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """Runs `function(*args)` in the loop's executor; a cancelled caller still waits until it has ended."""
-    future = asyncio.get_running_loop().run_in_executor(None, function, *args)
+    return await uninterrupted(asyncio.get_running_loop().run_in_executor(None, function, *args))
+
+
+async def uninterrupted(future: asyncio.Future[T]) -> T:
+    """The future's result; a cancelled caller waits for its end before the cancellation goes on."""
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from weightsync import delta
 from weightsync.blocking import each, in_thread
 from weightsync.checksum import checksum
-from weightsync.errors import BadTensor, CorruptBucket, Superseded, VersionGone, VersionTimeout
+from weightsync.errors import BadTensor, CorruptBucket, EngineRefused, Superseded, VersionGone, VersionTimeout
 from weightsync.index import HOLD_SLOTS, INDEX, Index, hold_key
 from weightsync.manifest import Manifest, Plan, manifest_key
 from weightsync.staging import Staging
@@ -112,13 +112,23 @@ class Subscriber:
 
         `load` runs in a thread. If it has `names`, they must all be in the version, or nothing is loaded.
         """
+        return await self.commit_with(
+            staged, lambda: in_thread(hand_over, staged.manifest, staged.staging.array, load)
+        )
+
+    async def commit_with(self, staged: Staged, load: Callable[[], Awaitable[str]]) -> Commit:
+        """Commit by other means: `load()` loads from `staged.staging`, which nobody writes meanwhile; the digest.
+
+        Raises EngineRefused if that is not the digest of what was published.
+        """
         async with self._using:
             self._check_current(staged)
             start = asyncio.get_running_loop().time()
-            digest = await in_thread(hand_over, staged.manifest, staged.staging.array, load)
+            digest = await load()
             took = asyncio.get_running_loop().time() - start
-        manifest = staged.manifest
-        return Commit(manifest.version, digest, took, staged.staging.array.size, len(manifest.tensors))
+        if digest != staged.manifest.digest:
+            raise EngineRefused(f"version {staged.version}: loaded {digest}, published {staged.manifest.digest}")
+        return Commit(staged.version, digest, took, staged.staging.array.size, len(staged.manifest.tensors))
 
     async def close(self) -> None:
         """Stop what is running and free the staging memory; the store stays open."""
@@ -247,21 +257,21 @@ class Subscriber:
 
 
 def hand_over(manifest: Manifest, content: Bytes, load: Load) -> str:
-    """Verify the staged bytes, give them to `load` by name, and return the content digest. Blocks."""
+    """Verify the staged bytes, give them to `load` by name, and return their digest. Blocks."""
     names = {meta.name for meta in manifest.tensors}
     for name in sorted(getattr(load, "names", frozenset()) - names):
         raise BadTensor(f"version {manifest.version} does not bring tensor {name!r}; nothing was loaded")
-    plan = Plan(manifest.tensors, manifest.bucket_bytes)
-    for index, bucket in enumerate(manifest.buckets):
-        if checksum([content[plan.span(index)]]) != bucket.digest:
-            raise CorruptBucket(f"staged bucket {index} of version {manifest.version} has changed: prefetch it again")
-    for tensor in tensors(plan, content):
+    for tensor in verified(manifest, content):
         load(tensor.meta.name, tensor)
     return manifest.digest
 
 
-def tensors(plan: Plan, content: Bytes) -> Iterable[Tensor]:
-    """The tensors that lie in the flat space, in published order."""
+def verified(manifest: Manifest, content: Bytes) -> Iterator[Tensor]:
+    """The published tensors in order, after all of `content` is proved to be what was published. Blocks."""
+    plan = Plan(manifest.tensors, manifest.bucket_bytes)
+    for index, bucket in enumerate(manifest.buckets):
+        if checksum([content[plan.span(index)]]) != bucket.digest:
+            raise CorruptBucket(f"staged bucket {index} of version {manifest.version} has changed: prefetch it again")
     for meta, offset in zip(plan.tensors, plan.offsets, strict=True):
         yield Tensor(meta, content[offset : offset + meta.nbytes])
 
