@@ -22,6 +22,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
     seed: int = 0
     iterations: int | None = None  # how many were asked for
     alpha: float | None = None
+    parity_limit: float | None = None
     started: datetime | None = None
     ended: datetime | None = None
     wall_s: float | None = None  # time spent running, without the gaps between an interruption and its resume
