@@ -1,0 +1,63 @@
+"""Environments by name: `gymnasium:FrozenLake-v1?is_slippery=false`, or `module:factory?option=value`.
+
+Invariant: a wrong name is an UnknownEnv that says what is wrong with it
+(test_envmanager_naming.py::test_wrong_names).
+"""
+
+import functools
+import importlib
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from envmanager.errors import UnknownEnv
+from envmanager.host import blocks, nonblocking
+from envmanager.protocols import MakeEnv
+
+# Scheme -> the factory that is called with what follows the scheme, and the extra that it needs.
+SCHEMES = {"gymnasium": ("envmanager.adapters.gymnasium:Gymnasium", "gymnasium")}
+
+
+def named(name: str) -> MakeEnv:
+    """The factory of a name: called with a key it makes that key's environment. Options are JSON values, else
+    text.
+    """
+    where, _, query = name.partition("?")
+    scheme, _, rest = where.partition(":")
+    if not scheme or not rest:
+        schemes = ", ".join(f"{known}:ID" for known in SCHEMES)
+        raise UnknownEnv(f"{name!r} names no environment; write {schemes} or module:factory")
+    options = {key: _value(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    if scheme in SCHEMES:
+        path, extra = SCHEMES[scheme]
+        try:
+            adapter = imported(path)
+        except UnknownEnv as error:
+            raise UnknownEnv(f"{name!r} needs rollart-envmanager[{extra}]: {error}") from error
+        made: MakeEnv = adapter(rest, **options)
+        return made
+    factory = imported(where)
+    if not options:
+        return factory
+    bound = functools.partial(factory, **options)
+    return bound if blocks(factory) else nonblocking(bound)
+
+
+def imported(path: str) -> Any:
+    """The object at `module:attribute`, called nothing yet."""
+    module, _, attribute = path.partition(":")
+    try:
+        found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except (ImportError, ValueError, AttributeError) as error:
+        raise UnknownEnv(f"{path!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise UnknownEnv(f"{path!r} is a {type(found).__name__}; name something that can be called")
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
