@@ -1,7 +1,8 @@
 """What a report shows of one run, read from its folder.
 
 Invariant: nothing is invented. A number that was not logged is None and its chart says so; the headline
-numbers are those of the rows (tests/rollart/test_rollart_report.py::test_headline_numbers_are_those_of_the_rows).
+numbers are those of the rows
+(tests/rollart/report/test_rollart_report_data.py::test_headline_numbers_are_those_of_the_rows).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One self-contained HTML file for one run, or for several laid over each other.
 
-Invariants (tests/rollart/test_rollart_report.py):
+Invariants (tests/rollart/report/):
 - The file loads nothing (`test_the_page_asks_for_nothing`): style, script and data are inlined, and a
   content security policy forbids the rest.
 - Nothing in a run folder is markup or code (`test_hostile_names_are_shown_as_text`): it travels as JSON in

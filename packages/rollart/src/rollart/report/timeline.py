@@ -1,7 +1,8 @@
 """What each resource did during one iteration, from the trace.
 
 Invariant: every span that touches the window is either listed or counted in its row's level, so a row is
-never emptier than the resource was (tests/rollart/test_rollart_report.py::test_no_span_of_a_window_is_lost).
+never emptier than the resource was
+(tests/rollart/report/test_rollart_report_data.py::test_no_span_of_a_window_is_lost).
 A row with few spans at a time lists them; a row with many (a hundred environments) gives the number that ran
 at each moment instead.
 """

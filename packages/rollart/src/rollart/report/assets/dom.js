@@ -130,9 +130,14 @@ function showTip(event, head, items) {
   tip.hidden = false;
   const { width, height } = tip.getBoundingClientRect();
   const space = document.documentElement.clientWidth;
-  const left = Math.min(Math.max(event.clientX - width / 2, 8), space - width - 8);
-  const above = event.clientY - height - 18;
-  tip.style.transform = `translate(${left}px, ${above > 8 ? above : event.clientY + 22}px)`;
+  // Beside the pointer where there is room, else above or below it, always inside the window.
+  const beside = [event.clientX + 18, event.clientX - width - 18].find((x) => x > 8 && x + width < space - 8);
+  const above = event.clientY - height - 18 > 8 ? event.clientY - height - 18 : event.clientY + 22;
+  const [left, top] =
+    space > 700 && beside !== undefined
+      ? [beside, Math.max(Math.min(event.clientY - height / 2, innerHeight - height - 8), 8)]
+      : [Math.min(Math.max(event.clientX - width / 2, 8), space - width - 8), above];
+  tip.style.transform = `translate(${left}px, ${top}px)`;
 }
 
 // Listeners for an element that shows something while a mouse is over it, or after a tap until the next one.
