@@ -30,8 +30,8 @@ from rollart.errors import ConfigError
         ("run.mode=async", "run.mode", "invalid enum value"),
         ("generation.max_model_len=4", "generation.max_model_len", "at least 23"),
         ("generation.hardware=[B200]", "generation.hardware", "pools offer"),
-        ("generation.hardware=[H20,H20,H20]", "generation.hardware", "one for each of the 2 workers"),
-        ("generation.affinity={FrozenLake: H20}", "generation.affinity", "needs an entry named default"),
+        ("generation.hardware=[cpu,cpu,cpu]", "generation.hardware", "one for each of the 2 workers"),
+        ("generation.affinity={FrozenLake: cpu}", "generation.affinity", "needs an entry named default"),
         ("buffer.group_size=1", "buffer.group_size", "drop_uniform=false"),
         ("run.mode=sync", "buffer.alpha", "set buffer.alpha to 0"),
         ("train.lr", "override", "section.key=value"),
@@ -77,7 +77,7 @@ def test_the_resolved_form_loads_as_the_same_configuration(lr: float, alpha: flo
             "run": {"name": name},
             "train": {"lr": lr},
             "buffer": {"alpha": alpha},
-            "generation": {"workers": workers, "hardware": ["H20"]},
+            "generation": {"workers": workers},
         }
     )
     assert parse_config(yaml.safe_load(dump_config(config))) == config

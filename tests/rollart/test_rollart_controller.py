@@ -43,7 +43,7 @@ class World:
         self.log: list[str] = []
         self.digest = "{version}"
         self.parity = parity
-        self.served = 0
+        self.served = self.version = 0
         self.open = True
         trace = Trace(tmp_path / "trace.json", asyncio.get_running_loop().time)
         self.trace = trace
@@ -70,7 +70,8 @@ class World:
         await asyncio.sleep(seconds)
         self.log.append(what)
 
-    async def get_batch(self, timeout: float | None = None) -> str:
+    async def get_batch(self, *, trainer_version: int, cancel_spares: bool) -> str:
+        assert trainer_version == self.version
         await self.take(5, "get_batch")
         return "batch"
 
@@ -97,6 +98,7 @@ class World:
 
     async def train_step(self, batch: str, step: int) -> Trained:
         await self.take(3, f"train {step}")
+        self.version = step
         return Trained(step, {})
 
     async def publish(self, version: int) -> Push:

@@ -7,9 +7,12 @@ tests/rollart/test_rollart_policy.py.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
+
+import msgspec
 
 from envmanager import Action, Episode, Span
 from llmproxy import GenerateRequest, GenerateResult, Sampling
@@ -19,6 +22,10 @@ class Generator(Protocol):
     """What a policy needs of an LLMProxy."""
 
     async def generate(self, request: GenerateRequest) -> GenerateResult: ...
+
+
+Observe = Callable[[GenerateResult, float, float], None]
+"""Told of each finished generation, with its start and end on the loop's clock."""
 
 
 class Codec:
@@ -37,43 +44,55 @@ class Codec:
         return self._decode(tuple(token_ids))
 
 
-class TokenPolicy:
-    """Generates each turn's action with an LLM.
+class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a task's actions are generated.
 
     `latest_only`: the task shows the whole state each turn, so every turn starts a new context segment. Else a
     turn's observation is appended to the tokens before it.
     """
 
+    task: str
+    max_tokens: int
+    sampling: Sampling
+    latest_only: bool
+
+
+class TokenPolicy:
+    """Generates each turn's action with an LLM. `prefix` keeps trajectory ids of several sources apart."""
+
     def __init__(
-        self, proxy: Generator, codec: Codec, *, max_tokens: int, sampling: Sampling, task: str, latest_only: bool
+        self, proxy: Generator, codec: Codec, settings: GenerationSettings, *, prefix: str, observe: Observe
     ) -> None:
         self._proxy = proxy
         self._codec = codec
-        self._max_tokens = max_tokens
-        self._sampling = sampling
-        self._task = task
-        self._latest_only = latest_only
+        self._settings = settings
+        self._prefix = prefix
+        self._observe = observe
 
     async def act(self, episode: Episode) -> Action:
         """The next action of an episode. Cancelling the call aborts the generation."""
+        settings = self._settings
+        clock = asyncio.get_running_loop().time
         observation = self._codec.encode(episode.observation)
-        context = [] if self._latest_only else _context(episode)
+        context = [] if settings.latest_only else _context(episode)
+        start = clock()
         result = await self._proxy.generate(
             GenerateRequest(
-                trajectory_id=episode.id,
+                trajectory_id=f"{self._prefix}{episode.id}",
                 prompt_ids=context + observation,
-                max_tokens=self._max_tokens,
-                task=self._task,
-                sampling=self._sampling,
+                max_tokens=settings.max_tokens,
+                task=settings.task,
+                sampling=settings.sampling,
             )
         )
+        self._observe(result, start, clock())
         return Action(
             text=self._codec.decode(result.token_ids),
             token_ids=result.token_ids,
             logprobs=result.logprobs,
             spans=[Span(span.version, span.start, span.end) for span in result.spans],
             prompt_ids=observation,
-            new_segment=self._latest_only,
+            new_segment=settings.latest_only,
         )
 
 

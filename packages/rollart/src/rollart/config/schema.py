@@ -65,8 +65,8 @@ class GenerationConfig(Section, frozen=True):
     """The vLLM engines. `hardware` names the class of each worker; affinity maps tasks to classes."""
 
     workers: Count = 2
-    hardware: tuple[str, ...] = ("H800", "H20")
-    affinity: dict[str, str] = msgspec.field(default_factory=lambda: {"default": "H800"})
+    hardware: tuple[str, ...] = ("cpu",)
+    affinity: dict[str, str] = msgspec.field(default_factory=lambda: {"default": "cpu"})
     max_model_len: Count = 128
     max_num_seqs: Count = 128
     kv_cache_mb: Count = 64
@@ -136,10 +136,6 @@ class Config(Section, frozen=True):
     buffer: BufferConfig = BufferConfig()
     train: TrainerConfig = TrainerConfig()
     weights: WeightsConfig = WeightsConfig()
-    pools: tuple[PoolConfig, ...] = (
-        PoolConfig(name="h800", hardware="H800", total=2),
-        PoolConfig(name="h20", hardware="H20", total=2),
-        PoolConfig(name="cpu", hardware="cpu", total=512),
-    )
+    pools: tuple[PoolConfig, ...] = (PoolConfig(name="local", hardware="cpu", total=512),)
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -89,11 +89,12 @@ class Controller:
         self._parity_limit = parity_limit
         self._time = asyncio.get_running_loop().time
         self._clock = StepClock(self._time)
+        self._waiting = False
 
     async def iteration(self, step: int, *, evaluate: bool = False, last: bool = False) -> Iteration:
         """One iteration; `last` commits its own weights too, so that the run ends serving what it trained."""
         with self._step("get_batch"):
-            batch = await self._buffer.get_batch()
+            batch = await self._get_batch()
         switch: Switch | None = None
         if self._mode.overlap:
             if self._weights.under_way:
@@ -111,9 +112,28 @@ class Controller:
                 success = await self._evaluate()
         return Iteration(step, batch, self.served, trained, switch, success, self._clock.lap())
 
+    async def commit(self, version: int) -> Switch:
+        """Serve the trainer's `version` before the first iteration: how a resumed run begins."""
+        self._weights.send(version)
+        return await self._switch()
+
+    @property
+    def waiting(self) -> bool:
+        """True while the iteration waits for its batch, where cancelling it loses nothing."""
+        return self._waiting
+
     def restart_clock(self) -> None:
         """Begin the next iteration's time now: what passed since the last one belongs to none."""
         self._clock.lap()
+
+    async def _get_batch(self) -> Any:
+        self._waiting = True
+        try:
+            return await self._buffer.get_batch(
+                trainer_version=self._trainer.version, cancel_spares=not self._mode.overlap
+            )
+        finally:
+            self._waiting = False
 
     async def _train_beside(self, batch: Any, step: int, evaluate: bool) -> tuple[Trained, float | None]:
         """Step 6, with an evaluation of the served version beside it when one is due."""

@@ -30,7 +30,10 @@ class Gateway(Protocol):
 class Buffer(Protocol):
     """The sample buffer's consumer side."""
 
-    async def get_batch(self, timeout: float | None = None) -> Any: ...
+    async def get_batch(self, *, trainer_version: int, cancel_spares: bool) -> Any:
+        """Whole groups; with `cancel_spares` no trajectory is issued after them until `advance`."""
+        ...
+
     def advance(self, version: int) -> Sequence[Any]: ...
 
 
@@ -52,6 +55,11 @@ class Trained(msgspec.Struct, frozen=True):
 
 class Trainer(Protocol):
     """The training side."""
+
+    @property
+    def version(self) -> int:
+        """The version of the trainer's own weights."""
+        ...
 
     async def train_step(self, batch: Any, step: int) -> Trained: ...
     async def publish(self, version: int) -> Push: ...

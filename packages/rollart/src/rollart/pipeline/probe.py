@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
-from llmproxy import GenerateRequest, GenerateResult, Sampling
+from llmproxy import GenerateRequest, GenerateResult, Partial, Sampling
 from rollart.errors import WeightsDiffer
 
 
@@ -21,7 +21,7 @@ class Engine(Protocol):
 
     @property
     def id(self) -> str: ...
-    async def generate(self, request: GenerateRequest) -> GenerateResult: ...
+    async def generate(self, request: GenerateRequest) -> GenerateResult | Partial: ...
 
 
 class Scorer(Protocol):
@@ -70,11 +70,9 @@ class ParityProbe:
         )
 
     async def _ask(self, engine: Engine, prompt: list[int]) -> GenerateResult:
-        return await engine.generate(
-            GenerateRequest(
-                trajectory_id=f"probe-{next(self._numbers)}",
-                prompt_ids=prompt,
-                max_tokens=self._max_tokens,
-                sampling=self._sampling,
-            )
+        name = f"probe-{next(self._numbers)}"
+        result = await engine.generate(
+            GenerateRequest(name, prompt, self._max_tokens, sampling=self._sampling, request_id=name)
         )
+        assert isinstance(result, GenerateResult), "the probe runs while nothing is suspended"
+        return result

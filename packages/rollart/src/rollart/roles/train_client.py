@@ -1,0 +1,41 @@
+"""The driver's face of the training role: finished groups in, versions out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollart.pipeline.ports import Push, Trained
+from rollart.trainers.batch import build_batch
+from samplebuffer import Batch
+
+
+class TrainClient:
+    """Turns a batch of the sample buffer into arrays and calls the trainer's cluster."""
+
+    def __init__(self, cluster: Any, allowed: Mapping[str, Sequence[int]], version: int) -> None:
+        """`allowed` are the token ids that each task's generations were limited to."""
+        self._cluster = cluster
+        self._allowed = allowed
+        self.version = version
+
+    async def train_step(self, batch: Batch, step: int) -> Trained:
+        groups = [[sample.payload for sample in group.samples] for group in batch.groups]
+        arrays = build_batch(groups, allowed=self._allowed)
+        (metrics,) = await self._cluster.train_step(arrays)
+        self.version += 1
+        return Trained(self.version, metrics)
+
+    async def publish(self, version: int) -> Push:
+        push: Push = await self._cluster.publish(version)
+        return push
+
+    async def logprobs(
+        self, prompts: list[list[int]], tokens: list[list[int]], allowed: Sequence[int] | None
+    ) -> list[list[float]]:
+        scored: list[list[float]] = await self._cluster.logprobs(prompts, tokens, allowed)
+        return scored
+
+    async def save(self, folder: Path) -> None:
+        await self._cluster.save(str(folder))

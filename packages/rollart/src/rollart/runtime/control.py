@@ -1,0 +1,133 @@
+"""The control plane of a run: proxy, buffer, scheduler, evaluator and controller, made and wired in one place."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from envmanager import Limits, RolloutScheduler, Trajectory
+from llmproxy import AffinityRouter, LLMProxy, ProxyConfig
+from rollart.config import Config
+from rollart.observe.trace import Trace
+from rollart.pipeline.controller import Controller
+from rollart.pipeline.evaluator import Evaluator
+from rollart.pipeline.modes import MODES
+from rollart.pipeline.probe import ParityProbe
+from rollart.pipeline.weights import WeightPath
+from rollart.policy import TokenPolicy
+from rollart.runtime.meter import Meter
+from rollart.runtime.parts import Parts
+from rollart.runtime.setting import Setting
+from samplebuffer import Closed, Group, MsgpackCodec, SampleBuffer
+
+PAYLOADS = MsgpackCodec(Trajectory)
+# One prompt would prove little, many would cost rollout time after every update.
+_PROBE_PROMPTS = 4
+
+
+class Control:
+    """The objects of the driver. `close` ends what they run; the parts stay."""
+
+    def __init__(
+        self, config: Config, setting: Setting, parts: Parts, trace: Trace, buffer: bytes | None, served: int
+    ) -> None:
+        """`buffer` is the encoded state of the sample buffer to go on from; `served` the version it starts at."""
+        self._config = config
+        self._setting = setting
+        limits = _limits(config)
+        self.meter = Meter(trace)
+        self.proxy = LLMProxy(
+            parts.workers,
+            router=AffinityRouter(config.generation.affinity),
+            config=ProxyConfig(on_failure="fail"),
+            version=0,
+        )
+        self.buffer = _buffer(config, setting, buffer)
+        self.weights = WeightPath(parts.trainer, parts.workers, trace)
+        self.scheduler = RolloutScheduler(
+            setting.make_env,
+            self._policy("train-"),
+            self.buffer,
+            concurrency=config.rollout.concurrency,
+            reward=setting.reward,
+            limits=limits,
+            observer=self.meter.environment,
+            closed=(Closed,),
+        )
+        self.evaluator = Evaluator(
+            setting.make_env,
+            self._policy,
+            setting.eval_keys(config.eval.episodes),
+            concurrency=config.rollout.concurrency,
+            limits=limits,
+        )
+        self.controller = Controller(
+            mode=MODES[config.run.mode],
+            buffer=self.buffer,
+            gateway=self.proxy,
+            trainer=parts.trainer,
+            weights=self.weights,
+            probe=ParityProbe(
+                parts.workers,
+                parts.trainer,
+                setting.probe_prompts(_PROBE_PROMPTS),
+                max_tokens=setting.generation.max_tokens,
+                sampling=setting.generation.sampling,
+            ),
+            evaluate=self.evaluator.success,
+            trace=trace,
+            served=served,
+            parity_limit=config.weights.parity_limit,
+        )
+
+    def saved_buffer(self) -> bytes:
+        """The sample buffer's state, consistent at any moment."""
+        return msgspec.msgpack.encode(self.buffer.state_dict(PAYLOADS))
+
+    async def close(self) -> None:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.proxy.close)
+            stack.callback(self.buffer.close)
+            stack.push_async_callback(self.weights.close)
+
+    def _policy(self, prefix: str) -> TokenPolicy:
+        setting = self._setting
+        return TokenPolicy(self.proxy, setting.codec, setting.generation, prefix=prefix, observe=self.meter.generated)
+
+
+def _limits(config: Config) -> Limits:
+    rollout = config.rollout
+    return Limits(
+        max_turns=config.task.max_turns,
+        step_timeout=rollout.step_timeout_s,
+        turn_timeout=rollout.turn_timeout_s,
+        episode_timeout=rollout.episode_timeout_s,
+    )
+
+
+def _buffer(config: Config, setting: Setting, saved: bytes | None) -> SampleBuffer:
+    keep = _varied if config.buffer.drop_uniform else None
+    if saved is not None:
+        state = msgspec.msgpack.decode(saved)
+        return SampleBuffer.restore(state, setting.train_keys(), codec=PAYLOADS, keep=keep, length=_turns)
+    settings = config.buffer
+    return SampleBuffer(
+        setting.train_keys(),
+        batch_groups=settings.batch_groups,
+        group_size=settings.group_size,
+        alpha=settings.alpha,
+        spare_groups=settings.spare_groups,
+        spare_members=settings.spare_members,
+        keep=keep,
+        length=_turns,
+    )
+
+
+def _varied(group: Group) -> bool:
+    """A group-relative advantage needs rewards that differ."""
+    return len({sample.reward for sample in group.samples}) > 1
+
+
+def _turns(trajectory: Trajectory) -> int:
+    return len(trajectory.turns)
