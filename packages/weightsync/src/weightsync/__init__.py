@@ -3,11 +3,13 @@
 from weightsync.errors import *  # noqa: F403
 from weightsync.errors import __all__ as _errors
 from weightsync.files import FileStore, SharedMemoryStore
+from weightsync.inspection import VersionInfo, inspect
 from weightsync.manifest import Bucket, Manifest, Plan, TensorMeta
 from weightsync.publisher import Publisher, Push
 from weightsync.store import MemoryStore, Missing, Store
 from weightsync.subscriber import Commit, Load, Staged, Subscriber
 from weightsync.tensors import Tensor
+from weightsync.throttle import ThrottledStore
 from weightsync.urls import open_store
 
 __all__ = [
@@ -27,6 +29,9 @@ __all__ = [
     "Subscriber",
     "Tensor",
     "TensorMeta",
+    "ThrottledStore",
+    "VersionInfo",
+    "inspect",
     "open_store",
     *_errors,
 ]
