@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollart.errors import RunExists
@@ -79,6 +79,7 @@ def test_steps_only_grow(tmp_path: Path, step: object):
             writer.write(a_row(4) | {"step": step})
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_a_file_cut_at_any_byte_reads_as_its_whole_rows(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("run")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollart.observe import CorruptFile, Trace, read_trace
@@ -23,7 +23,7 @@ def load(path: Path) -> list[dict[str, Any]]:
     assert isinstance(events, list)
     for event in events:
         assert event["ph"] in PHASES and isinstance(event["name"], str)
-        assert event["pid"] >= 1 and event.get("tid", 0) >= 0
+        assert event["pid"] >= 1 and event["tid"] >= 0
         if event["ph"] == "M":
             assert event["name"] in {"process_name", "process_sort_index"} and event["args"]
         else:
@@ -74,6 +74,7 @@ def test_resources_marks_and_counters_have_their_tracks(tmp_path: Path):
 _spans = st.lists(st.tuples(st.floats(0, 50), st.floats(0, 20), st.sampled_from(["gen-0", "env"])), max_size=30)
 
 
+@settings(max_examples=40)
 @given(st.lists(_spans, min_size=1, max_size=3))
 def test_spans_of_a_track_never_overlap(tmp_path_factory, flushes):
     path = tmp_path_factory.mktemp("run") / "trace.json"
@@ -112,6 +113,7 @@ def test_spans_past_the_limit_are_counted(tmp_path: Path):
             assert event["args"] == {"step": 1, "dropped gen-0": 2, "dropped env": 2}
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_a_file_cut_at_any_byte_reads_as_its_whole_events(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("run") / "trace.json"

@@ -7,8 +7,8 @@ Invariants (tests/rollart/test_rollart_trace.py):
 - Spans of one track never overlap (`test_spans_of_a_track_never_overlap`).
 - After every flush the file is a JSON array with one event per line; killed at any byte it loses only the
   events of the flush that was being written (`test_a_file_cut_at_any_byte_reads_as_its_whole_events`).
-- At most `limit` spans per resource and iteration are held and written; the rest are counted in the
-  iteration's `dropped` (`test_spans_past_the_limit_are_counted`).
+- At most `limit` spans per resource, and `limit` marks and counts, are held and written an iteration; the
+  rest are counted in the iteration's `dropped` (`test_spans_past_the_limit_are_counted`).
 - A resumed run continues on the same tracks, after the last event
   (`test_a_resumed_trace_continues_after_the_last_event`). What an interrupted attempt did past its
   checkpoint stays in the trace: the work was done.
@@ -17,7 +17,7 @@ Invariants (tests/rollart/test_rollart_trace.py):
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -26,8 +26,8 @@ import msgspec
 
 from rollart.observe.errors import CorruptFile
 from rollart.observe.files import replace_file
+from rollart.observe.steptime import Clock
 
-Clock = Callable[[], float]
 Args = Mapping[str, str | int | float | bool | None]
 
 ITERATIONS = "iterations"  # the resource whose spans are the iterations themselves
@@ -42,7 +42,7 @@ class Event(msgspec.Struct, omit_defaults=True):
     name: str
     ph: str
     pid: int
-    tid: int = 0
+    tid: int
     ts: int | None = None
     dur: int | None = None
     s: str | None = None
@@ -135,8 +135,8 @@ class Trace:
     def _names(self) -> Iterator[Event]:
         """Names and order of the groups that are new in this flush."""
         for resource, pid in list(self._pids.items())[self._named :]:
-            yield Event("process_name", "M", pid, args={"name": resource})
-            yield Event("process_sort_index", "M", pid, args={"sort_index": resource_order(resource)})
+            yield Event("process_name", "M", pid, 0, args={"name": resource})
+            yield Event("process_sort_index", "M", pid, 0, args={"sort_index": resource_order(resource)})
         self._named = len(self._pids)
 
     def _micro(self, seconds: float) -> int:
