@@ -1,0 +1,73 @@
+"""`rollart train`: which run is meant, then the training, then where its report is."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from rollart.config import Config, load_config
+from rollart.errors import RollArtError
+from rollart.observe.dashboard import Dashboard
+from rollart.observe.runinfo import read_run
+from rollart.runtime.folder import RunFolder
+from rollart.runtime.interrupt import EXIT_INTERRUPTED
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Train, resume, or say that the run is done. Returns the exit status."""
+    config = load_config(arguments.config, arguments.overrides)
+    console = Console()
+    if arguments.dry_run:
+        from rollart.plan import plan
+
+        console.print(plan(config), highlight=False, markup=False)
+        return 0
+    folder = RunFolder.of(config)
+    if arguments.go_on and _done(config, folder):
+        console.print(f"{folder.path} is done; its report is {folder.report}", soft_wrap=True)
+        console.print("train it anew with --overwrite, or under another name with run.name=...", soft_wrap=True)
+        return 0
+    resume = arguments.resume or (arguments.go_on and folder.checkpoints.latest() is not None)
+    if resume:
+        folder.reopen(config)
+    else:
+        folder.create(config, overwrite=arguments.overwrite or arguments.go_on)
+    try:
+        return _train(config, folder, console, resume=resume)
+    finally:
+        folder.close()
+
+
+def _train(config: Config, folder: RunFolder, console: Console, *, resume: bool) -> int:
+    from rollart.runtime.training import train
+
+    _log_to(folder, console)
+    with Dashboard(console) as dashboard:
+        try:
+            info = asyncio.run(train(config, folder, dashboard, resume=resume))
+        except RollArtError:
+            raise
+        except Exception as error:
+            logging.getLogger("rollart").error("the run failed", exc_info=True)
+            dashboard.log(f"the run failed: {type(error).__name__}: {error}")
+            dashboard.log(f"logs: {folder.logs}   report so far: {folder.report}")
+            return 1
+    console.print(f"{info.status}; report: {folder.report}", soft_wrap=True)
+    return 0 if info.status == "finished" else EXIT_INTERRUPTED
+
+
+def _done(config: Config, folder: RunFolder) -> bool:
+    info = read_run(folder.path)
+    return info is not None and info.status == "finished" and (info.iterations or 0) >= config.run.iterations
+
+
+def _log_to(folder: RunFolder, console: Console) -> None:
+    """Everything goes to logs/driver.log; warnings to the terminal too."""
+    file = logging.FileHandler(folder.logs / "driver.log")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    terminal = RichHandler(console=console, level=logging.WARNING, show_path=False)
+    logging.basicConfig(level=logging.INFO, handlers=[file, terminal], force=True)

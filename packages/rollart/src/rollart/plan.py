@@ -1,0 +1,124 @@
+"""The resolved plan of a configuration, before anything starts: resources, processes, memory, batch shapes.
+
+Memory is what the FrozenLake example was measured to take on a CPU; the model's share is computed. Held by
+tests/rollart/test_rollart_plan.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil, floor
+from pathlib import Path
+
+from rollart.config import Config
+from rollart.config.check import observation_tokens
+from rollart.models.tiny import SYMBOLS, TinyQwen3
+
+MIB = 1 << 20
+# Resident MiB of each process without the model (the CPU example, measured by summing the process tree by name).
+_DRIVER_MIB = 700
+_ENGINE_MIB = 1_450
+_TRAINER_MIB = 650
+_RAY_MIB = 450
+_STORES_MIB = 120
+
+
+def plan(config: Config) -> str:
+    """The plan as text, one line a fact."""
+    sections = (
+        ("run", _run(config)),
+        ("resources", _resources(config)),
+        ("processes", _processes(config)),
+        ("batch", _batch(config)),
+        ("weights", _weights(config)),
+    )
+    lines = []
+    for title, facts in sections:
+        lines.append(title)
+        lines += [f"  {name:<12} {text}" for name, text in facts]
+    return "\n".join(lines)
+
+
+def _run(config: Config) -> Iterator[tuple[str, str]]:
+    run = config.run
+    yield "name", f"{run.name} (in {Path(run.folder) / run.name})"
+    yield "mode", f"{run.mode}, {run.iterations} iterations, seed {run.seed}"
+    yield "task", f"{config.task.name} {config.task.size}x{config.task.size}, up to {config.task.max_turns} turns"
+    yield (
+        "evaluation",
+        f"{config.eval.episodes} held-out episodes before training and every {config.eval.every} iterations",
+    )
+
+
+def requests(config: Config) -> dict[str, tuple[list[str], float]]:
+    """What each role asks of the resource manager: hardware classes in order of preference, and an amount."""
+    classes = list(dict.fromkeys(pool.hardware for pool in config.pools))
+    hardware = config.generation.hardware
+    workers = config.generation.workers
+    each = hardware if len(hardware) == workers else hardware * workers
+
+    def first(preferred: str) -> list[str]:
+        return [preferred, *(name for name in classes if name != preferred)]
+
+    asked = {f"actor_gen-{i}": (first(name), 1.0) for i, name in enumerate(each)}
+    asked["actor_train"] = (classes, 1.0)
+    return asked
+
+
+def _resources(config: Config) -> Iterator[tuple[str, str]]:
+    for pool in config.pools:
+        yield "pool", f"{pool.name}: {pool.total:g} of {pool.hardware}"
+    for role, (classes, amount) in requests(config).items():
+        yield "binding", f"{role}: {amount:g} of {', else '.join(classes)}"
+
+
+def _processes(config: Config) -> Iterator[tuple[str, str]]:
+    engine = _ENGINE_MIB + config.generation.kv_cache_mb + _model_mib(config)
+    trainer = _TRAINER_MIB + 5 * _model_mib(config)
+    total = _DRIVER_MIB + _RAY_MIB + _STORES_MIB + trainer + config.generation.workers * engine
+    yield "driver", f"1, with {config.rollout.concurrency} environments at once (about {_DRIVER_MIB} MiB)"
+    yield "engines", f"{config.generation.workers} vLLM (about {engine} MiB each)"
+    yield "trainer", f"1 torch (about {trainer} MiB)"
+    yield "services", f"Ray, metadata store, weight store (about {_RAY_MIB + _STORES_MIB} MiB)"
+    yield "memory", f"about {total / 1024:.1f} GiB in all"
+
+
+def _batch(config: Config) -> Iterator[tuple[str, str]]:
+    buffer, task = config.buffer, config.task
+    trajectories = buffer.batch_groups * buffer.group_size
+    width = observation_tokens(config) + task.actions_per_turn
+    alive = floor((1 + buffer.alpha) * buffer.batch_groups) + buffer.spare_groups
+    yield "batch", f"{buffer.batch_groups} groups of {buffer.group_size} = {trajectories} trajectories"
+    yield (
+        "arrays",
+        f"up to {trajectories * task.max_turns} rows of {width} tokens ({task.actions_per_turn} trained a row)",
+    )
+    yield "updates", f"{config.train.minibatches} a train step, loss {config.train.objective.loss}"
+    yield "bound", f"alpha {buffer.alpha:g}: staleness at most {ceil(buffer.alpha)}, at most {alive} groups alive"
+    if buffer.spare_groups or buffer.spare_members:
+        yield "redundancy", f"{buffer.spare_groups} spare groups, {buffer.spare_members} spare members each"
+
+
+def _weights(config: Config) -> Iterator[tuple[str, str]]:
+    size = _model_bytes(config)
+    buckets = max(1, ceil(size / (config.weights.bucket_mb * MIB)))
+    yield "model", f"{size / MIB:.2f} MiB of fp32 weights in {buckets} bucket(s) of {config.weights.bucket_mb:g} MiB"
+    yield "store", f"{config.weights.store}, {config.weights.keep_versions} versions kept"
+
+
+def _model_mib(config: Config) -> int:
+    return ceil(_model_bytes(config) / MIB)
+
+
+def _model_bytes(config: Config) -> int:
+    if config.model.path:
+        return sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
+    return 4 * tiny_parameters(config)
+
+
+def tiny_parameters(config: Config) -> int:
+    """Parameters of the tiny Qwen3 that the configuration describes."""
+    shape = TinyQwen3(seed=0, hidden=config.model.hidden, layers=config.model.layers, heads=config.model.heads)
+    attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads) + 2 * shape.head_dim
+    layer = attention + 3 * shape.hidden * shape.intermediate + 2 * shape.hidden
+    return shape.layers * layer + shape.hidden + 2 * len(SYMBOLS) * shape.hidden
