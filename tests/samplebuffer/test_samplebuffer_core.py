@@ -176,6 +176,18 @@ def test_advance_ends_the_stale_replaces_them_and_keeps_the_rest() -> None:
     assert buf.ledger.balanced
 
 
+def test_a_member_exactly_at_the_bound_stays_and_the_place_of_the_stale_is_offered() -> None:
+    buf = buffer(group_size=4, alpha=1)
+    first = take(buf, 2)
+    buf.advance(1)
+    second = take(buf, 4)  # two of the first group, then two of the next: the first group asks for nothing more
+    for ticket in first + second:
+        ticket.stamp(ticket.issued_version)
+    assert buf.advance(2) == first
+    assert [ticket.state for ticket in second] == ["running"] * 4
+    assert [t.group_id for t in take(buf, 4)] == [0, 0, 1, 1]
+
+
 def test_a_complete_group_that_loses_members_waits_for_their_replacement() -> None:
     buf = buffer(group_size=2, batch_groups=1)
     first, second = take(buf, 2)
@@ -235,7 +247,7 @@ def test_starved_when_the_tasks_end_and_partial_hands_out_the_rest() -> None:
     for ticket in tickets[:4]:
         run(ticket)
     assert buf.get_batch_nowait() is not None
-    with pytest.raises(Starved, match="after 3 keys; 1 groups are alive and a batch needs 2") as starved:
+    with pytest.raises(Starved, match="after 3 keys; 1 groups are left, a batch needs 2") as starved:
         buf.get_batch_nowait()
     assert starved.value.ledger.running == 2
     assert buf.get_batch_nowait(partial=True) is None, "the last group still runs"

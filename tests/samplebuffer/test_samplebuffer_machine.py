@@ -19,6 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from samplebuffer import Batch, Closed, Exhausted, Group, SampleBuffer, SampleBufferError, Starved, Ticket
+from samplebuffer.group import OpenGroup
+from samplebuffer.loans import confirm, drop, reclaim
+
+
+def members(group: OpenGroup) -> set[int]:
+    return set(group.running) | {sample.ticket_id for sample in group.done}
 
 
 def varied(group: Group) -> bool:
@@ -50,6 +56,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.ended: list[Ticket] = []
         self.reasons: dict[int, list[str]] = {}
         self.delivered: list[Group] = []
+        self.lent: list[Batch] = []
         self.filtered: list[Any] = []
         self.version = 0
         self.closed = False
@@ -103,15 +110,23 @@ class BufferMachine(RuleBasedStateMachine):
         ticket.on_cancel(self.reasons[ticket.id].append)
         (self.held if ticket.state == "running" else self.ended).append(ticket)
 
-    @rule()
-    def take_now(self) -> None:
-        try:
-            ticket = self.buf.next_ticket_nowait()
-        except Closed:
-            return
-        if ticket is not None:
+    @rule(n=st.integers(1, 16))
+    def take_now(self, n: int) -> None:
+        for _ in range(n):
+            try:
+                ticket = self.buf.next_ticket_nowait()
+            except Closed:
+                return
+            if ticket is None:
+                return
             assert ticket.issued_version == self.version
             self.see(ticket)
+
+    @rule(n=st.integers(1, 16), reward=st.integers(0, 2))
+    def take_and_finish(self, n: int, reward: int) -> None:
+        self.take_now(n)
+        if self.held:
+            self.finish(max(len(self.held) - n, 0), n, reward)
 
     @rule(i=st.integers(0, 63))
     def cancel_producer(self, i: int) -> None:
@@ -138,7 +153,7 @@ class BufferMachine(RuleBasedStateMachine):
             if ticket.start_version is None:
                 self.refused(lambda ticket=ticket: ticket.finish([ticket.id], 1.0))
                 ticket.stamp(self.version)
-            assert ticket.finish([ticket.id], reward=float(reward == 0)) == "accepted"
+            assert ticket.finish([ticket.id], reward=float((i + reward) % 3)) == "accepted"
             self.collect()
 
     @precondition(lambda self: self.held)
@@ -185,26 +200,41 @@ class BufferMachine(RuleBasedStateMachine):
 
     # What the trainer does.
 
-    @rule(by=st.integers(0, 3))
+    @rule(by=st.integers(0, 2))
     def advance(self, by: int) -> None:
         self.version += by
+        cut = self.version - self.buf.stats().max_staleness
+        expected = {group.id: self.after(group, cut) for group in self.buf._core.groups.values()}
         ended = self.buf.advance(self.version)
         gone = self.collect()
         assert {t.id for t in gone} <= {t.id for t in ended} and all(t.state == "stale" for t in ended)
+        left = {i: members(group) for i, group in self.buf._core.groups.items() if i in expected}
+        reissued = {t.id for group in self.buf._core.groups.values() for t in group.running.values()}
+        for group_id, kept in expected.items():
+            assert (kept is None) == (group_id not in left)
+            if kept is not None:
+                assert kept <= left[group_id] and (left[group_id] - kept) <= reissued
         ledger = self.buf.ledger
         assert self.buf.advance(self.version) == [] and self.buf.ledger == ledger
 
+    @staticmethod
+    def after(group: OpenGroup, cut: int) -> set[int] | None:
+        """The members that an advance must leave; None when it must recycle the group."""
+        fresh = {ticket.id for ticket in group.running.values() if ticket.bound >= cut}
+        fresh |= {sample.ticket_id for sample in group.done if sample.start_version >= cut}
+        return None if 2 * len(fresh) < len(members(group)) else fresh
+
     @rule(partial=st.booleans(), cancel_spares=st.booleans())
     def get_batch(self, partial: bool, cancel_spares: bool) -> None:
-        alive = dict(self.buf._core.groups)
-        complete = sorted((g.whole.oldest, g.id) for g in alive.values() if g.whole)
+        alive = self.buf._core.alive
+        complete = sorted((g.whole.oldest, g.id) for g in self.buf._core.groups.values() if g.whole)
         try:
             batch = self.buf.get_batch_nowait(partial=partial, cancel_spares=cancel_spares)
         except Closed:
             assert self.closed
             return
         except Starved:
-            assert self.buf._core.tasks.over and len(alive) < self.sizes["batch_groups"]
+            assert self.buf._core.tasks.over and alive < self.sizes["batch_groups"]
             assert not (partial and alive)
             return
         if batch is None:
@@ -227,6 +257,42 @@ class BufferMachine(RuleBasedStateMachine):
             assert self.keep is None or varied(group)
         self.delivered += batch.groups
 
+    def handed_out(self) -> list[Group]:
+        return self.delivered + [group for batch in self.lent for group in batch.groups]
+
+    @rule(partial=st.booleans())
+    def lend(self, partial: bool) -> None:
+        if not self.closed:
+            try:
+                batch = self.buf._core.take_batch(partial=partial, lend=True)
+            except Starved:
+                return
+            if batch is not None:
+                self.lent.append(batch)
+
+    @precondition(lambda self: self.lent)
+    @rule(i=st.integers(0), arrives=st.booleans(), every=st.integers(1, 5))
+    def end_loan(self, i: int, arrives: bool, every: int) -> None:
+        batch = self.lent.pop(i % len(self.lent))
+        if arrives:
+            confirm(self.buf._core, batch)
+            self.receive(batch)
+        else:
+            reclaim(self.buf._core, batch, {s.ticket_id for s in batch.samples if s.ticket_id % every == 0})
+        before = self.buf.state_dict()
+        reclaim(self.buf._core, batch)
+        confirm(self.buf._core, batch)
+        assert self.buf.state_dict() == before, "a loan ends once"
+
+    @rule(every=st.integers(2, 5))
+    def lose_payloads(self, every: int) -> None:
+        buffered = {s.ticket_id for group in self.buf._core.groups.values() for s in group.done}
+        lost = {ticket_id for ticket_id in buffered if ticket_id % every == 0}
+        failed = self.buf.ledger.failed
+        drop(self.buf._core, lost)
+        assert self.buf.ledger.failed >= failed + len(lost)
+        self.collect()
+
     @rule(partial=st.booleans())
     def wait_for_batch(self, partial: bool) -> None:
         if self.consumer is None:
@@ -240,6 +306,8 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(closes=st.booleans())
     def save_and_restore(self, closes: bool) -> None:
         """A process dies (perhaps after closing) and another goes on; whatever ran is issued again."""
+        self.delivered += [group for batch in self.lent for group in batch.groups]  # what the state says of them
+        self.lent.clear()
         state = self.buf.state_dict()
         alive = {g.id: [s.ticket_id for s in g.done] for g in self.buf._core.groups.values()}
         waiting, ledger = list(self.buf._core.tasks.waiting), self.buf.ledger
@@ -268,7 +336,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert ledger.balanced
         assert ledger.running == sum(len(group.running) for group in core.groups.values())
         assert ledger.buffered == sum(len(group.done) for group in core.groups.values())
-        assert ledger.delivered == sum(len(group.samples) for group in self.delivered)
+        assert ledger.delivered == sum(len(group.samples) for group in self.handed_out())
         running = {ticket.id for group in core.groups.values() for ticket in group.running.values()}
         assert {ticket.id for ticket in self.held} <= running
 
@@ -284,25 +352,27 @@ class BufferMachine(RuleBasedStateMachine):
     @invariant()
     def the_capacity_holds(self) -> None:
         core = self.buf._core
-        assert len(core.groups) <= core.limits.capacity
+        assert len(core.groups) + sum(len(batch.groups) for batch in self.lent) == core.alive <= core.limits.capacity
         for group in core.groups.values():
             assert len(group.running) + len(group.done) <= core.limits.launch
             assert len(group.done) <= core.limits.group_size
             assert (group.whole is not None) == (len(group.done) == core.limits.group_size)
             assert group.whole is None or not group.running
+            assert group.queued == (group.id in core._wanting)
+            assert group.queued or group.whole or group.alive == core.limits.launch
             assert group.lost <= core.limits.max_replacements
-        assert sorted(i for _, i in core._ready) == sorted(g.id for g in core.groups.values() if g.whole)
+        assert sorted(i for _, i in core.shelf._ready) == sorted(g.id for g in core.groups.values() if g.whole)
 
     @invariant()
     def every_key_is_somewhere_once(self) -> None:
         core = self.buf._core
         here = [group.key for group in core.groups.values()] + [task.key for task in core.tasks.waiting]
-        gone = [group.key for group in self.delivered] + self.filtered + [g.key for g in core.given_up]
+        gone = [group.key for group in self.handed_out()] + self.filtered + [g.key for g in core.given_up]
         assert Counter(here + gone) == Counter(range(core.tasks.drawn))
 
     @invariant()
     def nothing_is_delivered_twice(self) -> None:
-        ids = [sample.ticket_id for group in self.delivered for sample in group.samples]
+        ids = [sample.ticket_id for group in self.handed_out() for sample in group.samples]
         assert len(ids) == len(set(ids))
 
     @invariant()
@@ -317,20 +387,18 @@ class BufferMachine(RuleBasedStateMachine):
     def nobody_waits_for_what_is_there(self) -> None:
         """No lost wakeup: whoever still waits could be given nothing."""
         core = self.buf._core
-        room = len(core.groups) < core.limits.capacity and not core.tasks.over
-        wanting = any(
-            g.whole is None and len(g.running) + len(g.done) < core.limits.launch for g in core.groups.values()
-        )
+        room = core.alive < core.limits.capacity and not core.tasks.over
+        wanting = any(g.whole is None and g.alive < core.limits.launch for g in core.groups.values())
         if any(not waiter.done() for waiter in self.buf._ticket_waiters):
             assert core.resting or not (room or wanting)
             assert not core.closed
         if any(not waiter.done() for waiter in self.buf._batch_waiters):
-            assert core.complete < core.limits.batch_groups and not core.closed
+            assert len(core.shelf) < core.limits.batch_groups and not core.closed
 
 
 BufferMachine.TestCase.settings = settings(
-    max_examples=40,
-    stateful_step_count=40,
+    max_examples=200,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

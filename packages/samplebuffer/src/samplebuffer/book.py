@@ -7,13 +7,14 @@ exactly the alive members, so finding the stale costs what there is of them, not
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
 
 from samplebuffer.lengths import Lengths
 from samplebuffer.ticket import Ticket
-from samplebuffer.values import Fate, Ledger, Sample
+from samplebuffer.values import Batch, Fate, Ledger, Sample
 
 
 class Staleness(msgspec.Struct, frozen=True):
@@ -41,6 +42,8 @@ class Book:
         self.running: dict[int, dict[int, int]] = {}  # version -> ticket id -> group id
         self.buffered: dict[int, dict[int, int]] = {}
         self.lengths = Lengths()
+        self.delivered_staleness: Counter[int] = Counter()
+        self.delivered_lag: Counter[int] = Counter()
 
     def issue(self, ticket: Ticket) -> None:
         """Enter a new running member."""
@@ -73,6 +76,13 @@ class Book:
         self.ended[fate] += 1
         if sample.length is not None:
             self.lengths.add(fate, sample.length)
+
+    def count_delivered(self, batch: Batch, by: int = 1) -> None:
+        """Count how far behind the samples of a batch are; `by=-1` takes it back."""
+        for group in batch.groups:
+            for sample in group.samples:
+                self.delivered_staleness[batch.version - sample.start_version] += by
+                self.delivered_lag[batch.trainer_version - sample.start_version] += by
 
     def groups_below(self, version: int) -> set[int]:
         """The groups that have a member with a start version below this one."""

@@ -202,12 +202,12 @@ class SampleBuffer:
             tasks_drawn=core.tasks.drawn,
             tasks_ended=core.tasks.ended,
             ledger=book.ledger,
-            groups=Groups(len(core.groups), core.complete, len(core.tasks.waiting), core.opened, **core.group_ends),
+            groups=Groups(len(core.groups), len(core.shelf), len(core.tasks.waiting), core.opened, **core.group_ends),
             off_policy=OffPolicy(
                 in_flight=staleness(book.running, core.version),
                 in_queue=staleness(book.buffered, core.version),
-                delivered=staleness_of(core.delivered_staleness.items()),
-                trainer_lag=staleness_of(core.delivered_lag.items()),
+                delivered=staleness_of(book.delivered_staleness.items()),
+                trainer_lag=staleness_of(book.delivered_lag.items()),
             ),
             waits=Waits(
                 producers=len(self._ticket_waiters),

@@ -37,7 +37,7 @@ Held by tests/samplebuffer/test_samplebuffer_machine.py, which checks every clai
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import isfinite
@@ -55,7 +55,9 @@ from samplebuffer.errors import (
     Starved,
     VersionWentBack,
 )
+from samplebuffer.group import OpenGroup
 from samplebuffer.limits import Limits
+from samplebuffer.shelf import Shelf
 from samplebuffer.tasks import Task, Tasks
 from samplebuffer.ticket import Ticket
 from samplebuffer.values import Answer, Batch, Fate, GivenUp, Group, Reason, Sample
@@ -65,22 +67,6 @@ log = logging.getLogger("samplebuffer")
 GroupEnd = Literal["delivered", "filtered", "given_up", "recycled"]
 
 REMEMBERED = 100  # given-up groups kept for reports; their number is counted without end
-
-
-class OpenGroup:
-    """A group alive: its running tickets, its finished samples, and, once complete, the group to deliver."""
-
-    __slots__ = ("done", "id", "issued", "key", "lost", "queued", "running", "whole")
-
-    def __init__(self, id: int, task: Task) -> None:
-        self.id = id
-        self.key = task.key
-        self.lost = task.lost
-        self.issued = 0
-        self.queued = False
-        self.running: dict[int, Ticket] = {}
-        self.done: list[Sample] = []
-        self.whole: Group | None = None
 
 
 class Core:
@@ -104,8 +90,8 @@ class Core:
         self.opened = 0
         self.group_ends: dict[GroupEnd, int] = {"delivered": 0, "filtered": 0, "given_up": 0, "recycled": 0}
         self.given_up: deque[GivenUp] = deque(maxlen=REMEMBERED)
-        self.delivered_staleness: Counter[int] = Counter()
-        self.delivered_lag: Counter[int] = Counter()
+        self.shelf = Shelf()
+        self.lent: dict[int, OpenGroup] = {}  # delivered groups that occupy room until they are confirmed
         self.callback_errors = 0
         self.closed = False
         self.resting = False
@@ -116,7 +102,6 @@ class Core:
         self._staleness = limits.staleness
         self._launch = limits.launch
         self._wanting: list[int] = []  # heap of ids, of each wanting group at least
-        self._ready: list[tuple[int, int]] = []  # heap of (oldest start, id), of each complete group exactly
 
     # Tickets out.
 
@@ -126,7 +111,7 @@ class Core:
             raise Closed("the buffer is closed")
         group = None if self.resting else self._oldest_wanting() or self._open()
         if group is None:
-            if not self.groups and self.tasks.over:
+            if self.alive == 0 and self.tasks.over:
                 raise Exhausted("the tasks have ended and every group has left") from self.tasks.error
             return None
         ticket = Ticket(self, self.book.issued, group.key, group.id, group.issued, self.version)
@@ -138,7 +123,7 @@ class Core:
     def _oldest_wanting(self) -> OpenGroup | None:
         while self._wanting:
             group = self.groups.get(self._wanting[0])
-            if group is not None and group.whole is None and len(group.running) + len(group.done) < self._launch:
+            if group is not None and group.whole is None and group.alive < self._launch:
                 return group
             heappop(self._wanting)
             if group is not None:
@@ -151,7 +136,7 @@ class Core:
             heappush(self._wanting, group.id)
 
     def _open(self) -> OpenGroup | None:
-        task = self.tasks.take() if len(self.groups) < self._capacity else None
+        task = self.tasks.take() if self.alive < self._capacity else None
         if task is None:
             return None
         group = OpenGroup(self.opened, task)
@@ -207,7 +192,7 @@ class Core:
                 self._complete(group, whole)
             else:
                 self._leave(group, "filtered", "filtered")
-            self._settle(ended, "surplus")
+            self.settle(ended, "surplus")
         return "accepted"
 
     def _late(self, ticket: Ticket, payload: Any) -> Answer:
@@ -224,27 +209,29 @@ class Core:
         if ticket.state != "running":
             return False
         group = self.groups[ticket.group_id]
-        group.lost += 1
         self._return(group, ticket, fate)
-        ended: list[Ticket] = []
-        if group.lost > self.limits.max_replacements:
-            ended = self._give_up(group, error)
-        self._settle(ended, "failed")
+        self.settle(self.replace(group, 1, error), "failed")
         return True
 
     def withdraw(self, ticket: Ticket) -> None:
         """Take back a ticket that nobody saw: its waiter was cancelled. Nobody failed, so the budget stays."""
         if ticket.state == "running":
-            self._return(self.groups[ticket.group_id], ticket, "cancelled")
-            self._settle([], "closed")
+            group = self.groups[ticket.group_id]
+            self._return(group, ticket, "cancelled")
+            self._want(group)
+            self.settle([], "closed")
 
     def _return(self, group: OpenGroup, ticket: Ticket, fate: Fate) -> None:
         ticket.state = "returned"
         del group.running[ticket.id]
         self.book.end_running(ticket, fate)
-        self._want(group)
 
-    def _give_up(self, group: OpenGroup, error: BaseException | str) -> list[Ticket]:
+    def replace(self, group: OpenGroup, lost: int, error: BaseException | str) -> list[Ticket]:
+        """Have lost members replaced, within the budget; else give the group up."""
+        group.lost += lost
+        if group.lost <= self.limits.max_replacements:
+            self._want(group)
+            return []
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self.given_up.append(GivenUp(group.key, group.id, group.lost, text[:1000]))
         log.warning(
@@ -265,9 +252,15 @@ class Core:
         else:
             self._want(group)
 
+    def readmit(self, group: OpenGroup) -> None:
+        """Take back a delivered group."""
+        self.group_ends["delivered"] -= 1
+        self.book.ended["delivered"] -= len(group.done)
+        self.adopt(group, group.done)
+
     def _complete(self, group: OpenGroup, whole: Group) -> None:
         group.whole = whole
-        heappush(self._ready, (whole.oldest, group.id))
+        self.shelf.put(whole.oldest, group.id)
 
     # Time passes.
 
@@ -280,35 +273,37 @@ class Core:
         cut = version - self._staleness
         ended: list[Ticket] = []
         for group_id in sorted(self.book.groups_below(cut), reverse=True):  # the oldest is put back last: in front
-            ended += self._age(self.groups[group_id], cut)
-        while self._ready and self._ready[0][0] < cut:  # these groups lost their oldest members just now
-            heappop(self._ready)
-        self._settle(ended, "stale")
+            ended += self.age(self.groups[group_id], cut)
+        self.shelf.discard_below(cut)  # these groups lost their oldest members just now
+        self.settle(ended, "stale")
         return ended
 
-    def _age(self, group: OpenGroup, cut: int) -> list[Ticket]:
-        old_tickets = [ticket for ticket in group.running.values() if ticket.bound < cut]
-        old_samples = [sample for sample in group.done if sample.start_version < cut]
-        members = len(group.running) + len(group.done)
-        if 2 * (members - len(old_tickets) - len(old_samples)) < members:
+    def age(self, group: OpenGroup, cut: int) -> list[Ticket]:
+        """End the stale members of a group that has some; the caller takes it off the shelf."""
+        tickets, samples = group.stale(cut)
+        if 2 * (group.alive - len(tickets) - len(samples)) < group.alive:
             return self._recycle(group, "stale", "stale")
-        for ticket in old_tickets:
+        for ticket in tickets:
             self._end_ticket(group, ticket, "stale", "stale")
-        for sample in old_samples:
+        for sample in samples:
             self.book.end_buffered(sample, "stale")
         group.done = [sample for sample in group.done if sample.start_version >= cut]
         group.whole = None  # a complete group has no running member, so it lost a finished one
         self._want(group)
-        return old_tickets
+        return tickets
 
     def cancel_spares(self) -> list[Ticket]:
         """End every member alive as surplus, recycle the groups, and issue nothing until `advance`."""
+        ended = self._rest()
+        self.settle(ended, "surplus")
+        return ended
+
+    def _rest(self) -> list[Ticket]:
         ended: list[Ticket] = []
         for group in sorted(self.groups.values(), key=lambda group: -group.id):
             ended += self._recycle(group, "surplus", "surplus")
-        self._ready.clear()
+        self.shelf.clear()
         self.resting = True
-        self._settle(ended, "surplus")
         return ended
 
     def close(self) -> None:
@@ -319,7 +314,7 @@ class Core:
         ended: list[Ticket] = []
         for group in self.groups.values():
             ended += self._end_running(group, "closed", "cancelled")
-        self._settle(ended, "closed")
+        self.settle(ended, "closed")
 
     def _recycle(self, group: OpenGroup, reason: Reason, fate: Fate) -> list[Ticket]:
         ended = self._end_running(group, reason, fate)
@@ -330,53 +325,58 @@ class Core:
     # Batches out.
 
     def take_batch(
-        self, *, partial: bool = False, trainer_version: int | None = None, cancel_spares: bool = False
+        self,
+        *,
+        partial: bool = False,
+        trainer_version: int | None = None,
+        cancel_spares: bool = False,
+        lend: bool = False,
     ) -> Batch | None:
-        """A batch of the oldest complete groups; None when it can not be filled yet."""
+        """A batch of the oldest complete groups; None when it can not be filled yet. See `loans` for `lend`."""
         if self.closed:
             raise Closed("the buffer is closed")
         size = self._batch_size(partial)
         if size == 0:
             return None
-        trainer_version = self.version if trainer_version is None else trainer_version
-        groups = [self._deliver(self.groups[heappop(self._ready)[1]], trainer_version) for _ in range(size)]
-        if cancel_spares:
-            self.cancel_spares()
-        else:
-            self._settle([], "surplus")
-        return Batch(groups, self.version, trainer_version, self.book.ledger)
+        groups = [self.groups[self.shelf.pop()] for _ in range(size)]
+        for group in groups:
+            self._leave(group, "delivered", "delivered")
+            if lend:
+                self.lent[group.id] = group
+        ended = self._rest() if cancel_spares else []
+        batch = Batch(
+            groups=[group.whole for group in groups if group.whole is not None],
+            version=self.version,
+            trainer_version=self.version if trainer_version is None else trainer_version,
+            ledger=self.book.ledger,
+        )
+        self.book.count_delivered(batch)
+        self.settle(ended, "surplus")
+        return batch
 
     def _batch_size(self, partial: bool) -> int:
-        size, ready, alive = self.limits.batch_groups, len(self._ready), len(self.groups)
+        size, ready = self.limits.batch_groups, len(self.shelf)
         if ready >= size:
             return size
-        if alive >= size or not self.tasks.over:
+        if self.alive >= size or not self.tasks.over:
             return 0
-        if partial and alive:
-            return ready if ready == alive else 0
+        if partial and self.alive:
+            return ready if ready == self.alive else 0
         raise Starved(
-            f"the tasks have ended after {self.tasks.drawn} keys; {alive} groups are alive and a batch needs {size}",
+            f"the tasks have ended after {self.tasks.drawn} keys; {self.alive} groups are left, a batch needs {size}",
             self.book.ledger,
         ) from self.tasks.error
 
-    def _deliver(self, group: OpenGroup, trainer_version: int) -> Group:
-        assert group.whole is not None  # it was in the heap of complete groups
-        for sample in group.done:
-            self.delivered_staleness[self.version - sample.start_version] += 1
-            self.delivered_lag[trainer_version - sample.start_version] += 1
-        self._leave(group, "delivered", "delivered")
-        return group.whole
-
     @property
-    def complete(self) -> int:
-        """How many groups wait to be delivered."""
-        return len(self._ready)
+    def alive(self) -> int:
+        """Groups that occupy room."""
+        return len(self.groups) + len(self.lent)
 
     @property
     def news(self) -> bool:
         """Whether `take_batch` could answer with other than None."""
         size = self.limits.batch_groups
-        return self.complete >= size or self.closed or (len(self.groups) < size and self.tasks.over)
+        return len(self.shelf) >= size or self.closed or (self.alive < size and self.tasks.over)
 
     # How members and groups end.
 
@@ -397,7 +397,7 @@ class Core:
         del self.groups[group.id]
         self.group_ends[how] += 1
 
-    def _settle(self, ended: list[Ticket], reason: Reason) -> None:
+    def settle(self, ended: list[Ticket], reason: Reason) -> None:
         """Tell everyone, now that the state is consistent. A callback may call the buffer again."""
         self.changed()
         for ticket in ended:

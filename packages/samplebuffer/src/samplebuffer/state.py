@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import msgspec
 
 from samplebuffer.book import Book
-from samplebuffer.core import Core, GroupEnd, OpenGroup
+from samplebuffer.core import Core, GroupEnd
 from samplebuffer.errors import InvalidState
+from samplebuffer.group import OpenGroup
 from samplebuffer.limits import Limits
 from samplebuffer.tasks import Task, Tasks
 from samplebuffer.values import Fate, GivenUp, Sample
