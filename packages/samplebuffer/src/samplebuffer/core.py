@@ -256,6 +256,7 @@ class Core:
         """Take back a delivered group."""
         self.group_ends["delivered"] -= 1
         self.book.ended["delivered"] -= len(group.done)
+        group.queued = group.id in self._wanting
         self.adopt(group, group.done)
 
     def _complete(self, group: OpenGroup, whole: Group) -> None:
