@@ -1,0 +1,49 @@
+"""Carries an exception out of a worker's process, whatever its constructor looks like.
+
+Python's own pickling of an exception calls its class with `args`, which fails for every class that computes its
+message from other parameters (tests/rollart/test_rollart_distributed_carry.py).
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import Any
+
+
+class Carried(Exception):
+    """Raised in place of an exception by a worker's process: one line about it, its traceback, and itself if possible."""
+
+    def __init__(self, line: str, trace: str, pickled: bytes) -> None:
+        super().__init__(line, trace, pickled)
+        self.line = line
+        self.trace = trace
+        self.pickled = pickled
+
+    def original(self) -> Exception | None:
+        """The exception, or None when it could not be carried."""
+        return restored(self.pickled) if self.pickled else None
+
+
+def carried(error: Exception) -> Carried:
+    line = "".join(traceback.format_exception_only(error)).strip()
+    return Carried(line, "".join(traceback.format_exception(error)), packed(error))
+
+
+def packed(error: Exception) -> bytes:
+    """The exception without traceback and causes; nothing when what it holds cannot be pickled."""
+    try:
+        data = pickle.dumps((type(error), error.args, error.__dict__))
+        restored(data)
+    except Exception:  # whatever a foreign class's pickling may raise
+        return b""
+    return data
+
+
+def restored(data: bytes) -> Exception:
+    """The exception packed by a process of this cluster."""
+    cls, args, state = pickle.loads(data)
+    error: Any = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error

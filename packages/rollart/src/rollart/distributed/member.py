@@ -1,0 +1,190 @@
+"""One worker's process as the driver sees it: started, watched, restarted, called.
+
+Invariants (tests/rollart/test_rollart_distributed_cluster.py):
+- a death is noticed without a call being made: one call that never returns is always under way, and fails with the
+  process (test_death_without_calls_is_noticed);
+- every call in flight on a dead process fails with the same WorkerDied (test_calls_in_flight_fail_when_a_worker_dies);
+- `settled` is set exactly when the worker is up, or dead for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollart.distributed.carry import Carried
+from rollart.distributed.errors import RemoteError, WorkerDied
+from rollart.distributed.session import tail
+from rollart.distributed.worker import Layout, Worker, WorkerInfo
+
+# Calls beyond this many at one worker wait at their sender.
+_CONCURRENCY = 1000
+
+
+class ActorOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a cluster's processes are run. Seconds are those of the driver's loop."""
+
+    cpus: float = 0.05
+    """Ray's share of CPUs for one worker; small, so that all of them fit on a small machine."""
+    env: Mapping[str, str] = {}
+    logs: Path | None = None
+    """Folder of the workers' log files, `<name>.log`; without it, Ray's own files have their output."""
+    restarts: int = 0
+    """How often each worker is started anew, on the same resource, after its process has died."""
+    start_timeout: float = 300.0
+    stop_timeout: float = 5.0
+
+
+class Member:
+    """Made by a cluster. `death` says why the worker is not up; None while it is."""
+
+    def __init__(
+        self,
+        worker_cls: type[Worker],
+        info: WorkerInfo,
+        init: Mapping[str, Any],
+        options: ActorOptions,
+        on_end: Callable[[WorkerDied], None],
+    ) -> None:
+        self.info = info
+        self.death: WorkerDied | None = None
+        self.settled = asyncio.Event()
+        self.layout = Layout(info.rank, info.world_size)
+        self.pid = 0
+        self.restarts = 0
+        self._worker_cls = worker_cls
+        self._init = init
+        self._options = options
+        self._on_end = on_end
+        self._log = options.logs / f"{info.name}.log" if options.logs else None
+        self._handle: Any = None
+        self._deaths: dict[str, WorkerDied] = {}
+        self._supervisor: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the process and set the worker up; raises WorkerDied when that fails."""
+        await self._boot()
+        self._supervisor = asyncio.create_task(self._supervise(), name=f"watch {self.info.name}")
+
+    async def stop(self) -> None:
+        """Let the worker close, then end its process."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait([self._supervisor])
+        try:
+            if self.death is None:
+                async with asyncio.timeout(self._options.stop_timeout):
+                    await self.wait(self._handle.close.remote(), "close")
+        except (TimeoutError, WorkerDied):
+            pass  # it ends now in any case
+        finally:
+            if self.death is None:
+                self._die("it was stopped")
+            self.settled.set()
+
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the worker; the reference to the result. Raises WorkerDied when it is not up."""
+        if self.death is not None:
+            raise self.death
+        return self._handle.call.remote(method, *args, **kwargs)
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the worker and wait for the result."""
+        return await self.wait(self.submit(method, *args, **kwargs), method)
+
+    async def wait(self, reference: Any, method: str) -> Any:
+        """The result; cancelling the wait cancels the call."""
+        import ray
+
+        try:
+            return await reference
+        except asyncio.CancelledError:
+            ray.cancel(reference)
+            raise
+        except ray.exceptions.RayError as error:
+            raise self.translated(error, method) from None
+
+    def translated(self, error: Any, method: str) -> Exception:
+        """The typed error for what Ray raised."""
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, Carried):
+            return RemoteError(self.info, method, cause.line, cause.trace, cause.original())
+        return self._lost(error)
+
+    async def _boot(self) -> None:
+        self._handle = self._spawn()
+        self.death = None
+        try:
+            async with asyncio.timeout(self._options.start_timeout):
+                identity = await self.wait(self._handle.setup.remote(), "setup")
+        except RemoteError as error:
+            raise self._die(f"setup raised {error.line}") from error
+        except TimeoutError as error:
+            raise self._die(f"setup took longer than {self._options.start_timeout} s") from error
+        self.pid, self.layout = identity.pid, identity.layout
+        self.settled.set()
+
+    def _spawn(self) -> Any:
+        import ray
+
+        from rollart.distributed.host import Host
+
+        name = f"{self.info.name}.{self.restarts}" if self.restarts else self.info.name
+        actor = ray.remote(Host).options(
+            name=name,
+            num_cpus=self._options.cpus,
+            max_concurrency=_CONCURRENCY,
+            runtime_env={"env_vars": dict(self._options.env)},
+        )
+        return actor.remote(self._worker_cls, self.info, self._init, str(self._log) if self._log else None)
+
+    async def _supervise(self) -> None:
+        """Waits for the process's death; starts it anew while restarts are left; ends with the last death."""
+        died = await self._watched()
+        while self.restarts < self._options.restarts:
+            self.restarts += 1
+            try:
+                await self._boot()
+            except WorkerDied as error:
+                died = error
+            else:
+                died = await self._watched()
+        self.settled.set()
+        self._on_end(died)
+
+    async def _watched(self) -> WorkerDied:
+        import ray
+
+        try:
+            await self._handle.watch.remote()
+        except ray.exceptions.RayError as error:
+            return self._lost(error)
+        raise AssertionError("a worker's watch returned")
+
+    def _lost(self, error: Any) -> WorkerDied:
+        """The death that a failed call tells of; it may be that of an earlier process."""
+        actor = error.actor_id
+        if actor not in self._deaths:
+            self._die(_reason(error))
+        return self._deaths[actor]
+
+    def _die(self, reason: str) -> WorkerDied:
+        """Make sure that the present process has ended, and note why."""
+        import ray
+
+        ray.kill(self._handle)
+        self.settled.clear()
+        self.death = WorkerDied(self.info, reason, tail(self._log) if self._log else "")
+        self._deaths[self._handle._actor_id.hex()] = self.death
+        return self.death
+
+
+def _reason(error: Exception) -> str:
+    """The telling part of Ray's message."""
+    text = str(error)
+    _, found, detail = text.partition("Worker exit detail:")
+    return " ".join((detail if found else text).partition("There are some potential root causes")[0].split())

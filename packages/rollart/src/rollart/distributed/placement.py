@@ -1,0 +1,131 @@
+"""From what a cluster asks for to the seat of each worker: its hardware class, node and binding.
+
+Binding is all or nothing over a cluster's requests (tests/rollart/test_rollart_distributed_placement.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from rollart.distributed.decorators import marked_methods
+
+
+class Allocation(Protocol):
+    @property
+    def pool(self) -> str: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def amount(self) -> float: ...
+
+
+class Binding(Protocol):
+    """What a resource manager granted: resmgr's Binding."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def hardware(self) -> str: ...
+    @property
+    def fell_back(self) -> bool: ...
+    @property
+    def amount(self) -> float: ...
+    @property
+    def allocations(self) -> Sequence[Allocation]: ...
+
+
+class Resources(Protocol):
+    """The part of resmgr's ResourceManager that a cluster needs."""
+
+    async def bind(self, request: Any, timeout: float | None = None) -> Any: ...
+    async def release(self, binding: Any) -> None: ...
+    async def status(self) -> Any: ...
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """Where one worker runs."""
+
+    hardware: str = "cpu"
+    node: str = ""
+    binding: str = ""
+    fell_back: bool = False
+
+
+async def default_requests(resources: Resources, worker_cls: type, role: str, size: int) -> list[Any]:
+    """Requests for a cluster that names none: its workers spread over the classes of its affinity, each class with the
+    others as fallback; without an affinity, all on one class of those there are."""
+    from resmgr import Request
+
+    classes = list(
+        dict.fromkeys(name for marks in marked_methods(worker_cls).values() for name in marks.affinity.values())
+    )
+    if not classes:
+        pools = (await resources.status()).pools
+        classes = list(dict.fromkeys(pool.hardware for pool in pools))
+        return [Request(role=role, prefer=classes, amount=size, gang=True)]
+    shares = [size * (i + 1) // len(classes) - size * i // len(classes) for i in range(len(classes))]
+    return [
+        Request(
+            role=role, prefer=[name], fallback=[other for other in classes if other != name], amount=share, gang=True
+        )
+        for name, share in zip(classes, shares, strict=True)
+        if share
+    ]
+
+
+async def bind_all(resources: Resources, requests: Sequence[Any], timeout: float | None) -> list[Any]:
+    """One binding for each request, or none at all."""
+    bindings: list[Any] = []
+    try:
+        for request in requests:
+            bindings.append(await resources.bind(request, timeout=timeout))
+    except BaseException:
+        await release_all(resources, bindings)
+        raise
+    return bindings
+
+
+async def release_all(resources: Resources, bindings: Sequence[Any]) -> None:
+    for binding in reversed(bindings):
+        await resources.release(binding)
+
+
+def fallbacks(requests: Sequence[Any]) -> dict[str, list[str]]:
+    """For each class asked for, the other classes that its request accepts, in order."""
+    table: dict[str, list[str]] = {}
+    for request in requests:
+        classes = [*request.prefer, *request.fallback]
+        for name in request.prefer:
+            table.setdefault(name, []).extend(other for other in classes if other != name)
+    return {name: list(dict.fromkeys(others)) for name, others in table.items()}
+
+
+def seats(bindings: Sequence[Binding], size: int) -> list[Seat]:
+    """Deal `size` workers over the bindings in proportion to their amounts, and over each binding's nodes in order."""
+    if not bindings:
+        return [Seat()] * size
+    total = sum(binding.amount for binding in bindings)
+    counts = [size * binding.amount / total for binding in bindings]
+    if any(count != int(count) for count in counts):
+        amounts = [binding.amount for binding in bindings]
+        raise ValueError(f"size={size} workers do not divide over the granted amounts {amounts}; use a multiple")
+    return [seat for binding, count in zip(bindings, counts, strict=True) for seat in _seats(binding, int(count))]
+
+
+def _seats(binding: Binding, count: int) -> Iterator[Seat]:
+    share = binding.amount / count if count else 0.0
+    for index in range(count):
+        node = _node_at(binding.allocations, index * share)
+        yield Seat(binding.hardware, node, binding.id, binding.fell_back)
+
+
+def _node_at(allocations: Sequence[Allocation], offset: float) -> str:
+    """The node that holds the unit at `offset` of all allocations laid end to end."""
+    for allocation in allocations:
+        if offset < allocation.amount:
+            return allocation.node or allocation.pool
+        offset -= allocation.amount
+    return ""
