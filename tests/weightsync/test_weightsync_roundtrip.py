@@ -56,8 +56,10 @@ async def test_any_history_of_versions(
     )
     follower, late = Subscriber(store), Subscriber(store)
     shapes = data.draw(st.lists(st.lists(st.integers(0, 5), max_size=2).map(tuple), max_size=5))
-    dtypes = [data.draw(st.sampled_from([np.int8, np.float16, np.float32, np.complex128])) for _ in shapes]
-    weights = {f"t{i}": np.zeros(shape, dtype) for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))}
+    kinds = [np.int8, np.float16, np.float32, np.complex128]
+    weights: dict[str, Any] = {
+        f"t{i}": np.zeros(shape, data.draw(st.sampled_from(kinds))) for i, shape in enumerate(shapes)
+    }
     versions = data.draw(st.integers(1, 6))
     for version in range(versions):
         for array in weights.values():

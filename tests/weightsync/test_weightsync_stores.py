@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from weightsync import (
     Subscriber,
     open_store,
 )
-from weightsync.tensors import Tensor
+from weightsync.tensors import Bytes, Tensor
 
 RNG = np.random.default_rng(0)
 
@@ -103,7 +103,7 @@ asyncio.run(main())
 
 @pytest.mark.real
 async def test_another_process_reads_byte_for_byte(shared: Store, url: str) -> None:
-    reader = subprocess.Popen([sys.executable, "-c", READER, url], stdout=subprocess.PIPE, text=True)
+    reader = await asyncio.create_subprocess_exec(sys.executable, "-c", READER, url, stdout=asyncio.subprocess.PIPE)
     assert reader.stdout is not None
     publisher = Publisher(shared, bucket_bytes=128, encoding="delta")
     weights = {"w": RNG.standard_normal((9, 13)).astype(np.float32), "b": content(31), "scalar": np.array(1.5)}
@@ -111,22 +111,21 @@ async def test_another_process_reads_byte_for_byte(shared: Store, url: str) -> N
         for version in range(3):
             weights["w"][version] = -0.0
             manifest = await publisher.publish(version, weights)
-            # Blocks this loop on purpose: the reader must get on without its publisher.
-            digest, *tensors = reader.stdout.readline().split()
+            digest, *tensors = (await reader.stdout.readline()).decode().split()
             assert digest == manifest.digest
             assert tensors == [f"{name}={array.tobytes().hex()}" for name, array in weights.items()]
-        assert reader.wait(60) == 0
+        assert await reader.wait() == 0
     finally:
-        reader.kill()
-        reader.wait()
-        reader.stdout.close()
+        if reader.returncode is None:
+            reader.kill()
+            await reader.wait()
 
 
 async def test_a_full_store_says_so_and_recovers() -> None:
     class Full(MemoryStore):
         room = 5000
 
-        async def put(self, key: str, parts: list[np.ndarray]) -> None:  # type: ignore[override]
+        async def put(self, key: str, parts: Sequence[Bytes]) -> None:
             if sum(data.size for data in self._objects.values()) + sum(part.size for part in parts) > self.room:
                 raise StoreFull(f"no room for {key!r}")
             await super().put(key, parts)

@@ -99,7 +99,7 @@ class Subscriber:
             raise VersionTimeout(f"version {version} is not staged in time; latest is {latest}") from None
         except asyncio.CancelledError:
             if pull.cancelled() and self._pull is not pull:
-                raise Superseded(f"version {version} was superseded by a prefetch of {self._version}") from None
+                raise Superseded(f"version {version} was superseded by another prefetch") from None
             raise
         finally:
             if self._pull is pull:

@@ -1,0 +1,160 @@
+"""What stays in a store and what goes; who may write; what is refused."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightsync import (
+    BadConfig,
+    Fenced,
+    LayoutChanged,
+    MemoryStore,
+    Publisher,
+    Subscriber,
+    VersionConflict,
+    inspect,
+)
+from weightsync.index import Entry, Index, hold_key
+
+
+def weights(seed: int, size: int = 64) -> dict[str, np.ndarray]:
+    return {"w": np.full(size, seed, np.float32)}
+
+
+async def versions(store: MemoryStore) -> list[int]:
+    found = await inspect(store)
+    assert not any(info.bad for info in found)
+    return [info.version for info in found]
+
+
+@pytest.mark.parametrize(("encoding", "left"), [("full", [4, 5]), ("delta", [3, 4, 5])])
+async def test_the_last_versions_and_their_bases_stay(
+    memory: MemoryStore, encoding: Literal["full", "delta"], left: list[int]
+) -> None:
+    publisher = Publisher(memory, keep=2, encoding=encoding, anchor_every=3)
+    array = np.zeros(4096, np.float32)
+    for version in range(6):
+        array[version] = 1
+        await publisher.publish(version, {"w": array})
+    assert await versions(memory) == left
+    keys = {key.split(".")[0] for key in memory._objects}
+    assert keys == {f"v{version}" for version in left}
+
+
+@given(st.lists(st.booleans(), max_size=12), st.integers(1, 4))
+def test_retention_keeps_what_the_kept_versions_need(anchors: list[bool], keep: int) -> None:
+    entries = tuple(
+        Entry(version, "a", 1, None if anchor or not version else version - 1)
+        for version, anchor in enumerate(anchors)
+    )
+    gone = {entry.version for entry in Index("o", entries).surplus(keep)}
+    kept = [entry for entry in entries if entry.version not in gone]
+    assert kept[-keep:] == list(entries[-keep:])
+    for entry in kept:
+        assert entry.base is None or entry.base not in gone
+    for entry in kept[:-keep]:
+        assert any(other.base == entry.version for other in kept), "nothing is kept in vain"
+
+
+async def test_a_version_that_is_held_stays_for_a_while(memory: MemoryStore) -> None:
+    publisher = Publisher(memory, keep=1, hold_seconds=3600)
+    await publisher.publish(0, weights(0))
+    await memory.put(hold_key(0, 5), [np.ones(1, np.uint8)])
+    await publisher.publish(1, weights(1))
+    await publisher.publish(2, weights(2))
+    assert await versions(memory) == [0, 2]
+    await memory.delete([hold_key(0, 5)])
+    await publisher.publish(3, weights(3))
+    assert await versions(memory) == [3]
+
+
+async def test_a_hold_that_nobody_releases_ends(memory: MemoryStore) -> None:
+    publisher = Publisher(memory, keep=1, hold_seconds=0)
+    await publisher.publish(0, weights(0))
+    await memory.put(hold_key(0, 0), [np.ones(1, np.uint8)])
+    await publisher.publish(1, weights(1))
+    assert await versions(memory) == [1] and len(memory._objects) == 2
+
+
+async def test_a_pull_holds_its_version_and_lets_go(memory: MemoryStore) -> None:
+    subscriber = Subscriber(memory)
+    await Publisher(memory).publish(0, weights(0))
+    held: list[bool] = []
+    get_into = memory.get_into
+
+    async def spy(key: str, offset: int, buffer: np.ndarray) -> None:
+        held.extend(await memory.present([hold_key(0, 0)]))
+        await get_into(key, offset, buffer)
+
+    memory.get_into = spy  # type: ignore[method-assign]
+    await subscriber.prefetch(0)
+    assert held == [True] and await memory.present([hold_key(0, 0)]) == [False]
+    await subscriber.close()
+
+
+async def test_the_same_content_again_changes_nothing(memory: MemoryStore) -> None:
+    publisher = Publisher(memory)
+    manifest = await publisher.publish(1, weights(1))
+    before = dict(memory._objects)
+    assert await publisher.publish(1, weights(1)) == manifest
+    assert await Publisher(memory).publish(1, weights(1)) == manifest
+    assert memory._objects == before
+
+
+async def test_other_content_and_older_versions_are_refused(memory: MemoryStore) -> None:
+    publisher = Publisher(memory, keep=1)
+    await publisher.publish(1, weights(1))
+    with pytest.raises(VersionConflict, match="other content"):
+        await publisher.publish(1, weights(2))
+    with pytest.raises(VersionConflict, match="older than the latest, 1"):
+        await publisher.publish(0, weights(0))
+    assert await versions(memory) == [1]
+
+
+async def test_rewind_makes_room_for_a_resumed_run(memory: MemoryStore) -> None:
+    publisher = Publisher(memory, keep=3, encoding="delta")
+    for version in range(4):
+        await publisher.publish(version, weights(version))
+    await publisher.rewind(1)
+    assert await versions(memory) == [1] and await Subscriber(memory).latest() == 1
+    await publisher.publish(2, weights(9))
+    assert await versions(memory) == [1, 2]
+
+
+async def test_the_later_publisher_fences_the_earlier(memory: MemoryStore) -> None:
+    first, second = Publisher(memory), Publisher(memory)
+    await first.publish(0, weights(0))
+    await second.publish(1, weights(1))
+    with pytest.raises(Fenced):
+        await first.publish(2, weights(2))
+    await second.publish(2, weights(2))
+    assert await versions(memory) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"w": np.zeros(63, np.float32)}, r"'w' is float32\[63\], version 0 had float32\[64\]"),
+        ({"w": np.zeros(64, np.float16)}, "'w' is float16"),
+        ({}, "'w' is absent"),
+        ({**weights(0), "v": np.zeros(1)}, "'v' is float64"),
+    ],
+)
+async def test_a_changed_layout_is_refused(memory: MemoryStore, changed: dict[str, np.ndarray], message: str) -> None:
+    publisher = Publisher(memory)
+    await publisher.publish(0, weights(0))
+    with pytest.raises(LayoutChanged, match=message):
+        await publisher.publish(1, changed)
+    with pytest.raises(LayoutChanged, match="bucket_bytes is 128"):
+        await Publisher(memory, bucket_bytes=128).publish(1, weights(1))
+
+
+@pytest.mark.parametrize("options", [{"keep": 0}, {"anchor_every": 0}, {"encoding": "zip"}])
+def test_bad_options_are_named(memory: MemoryStore, options: dict[str, object]) -> None:
+    with pytest.raises(BadConfig, match=next(iter(options))):
+        Publisher(memory, **options)  # type: ignore[arg-type]
