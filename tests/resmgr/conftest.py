@@ -41,9 +41,23 @@ class Place:
             name, key, *rest = command
             return await client.execute_command(name, f"{{{self.namespace}}}:{key}", *rest)
 
+    async def keys(self) -> list[str]:
+        async with redis.Redis.from_url(self.url) as client:
+            return [key.decode() async for key in client.scan_iter(f"{{{self.namespace}}}:*")]
+
+    async def wipe(self) -> None:
+        """The store restarts empty."""
+        async with redis.Redis.from_url(self.url) as client:
+            await client.delete(*await self.keys())
+
     async def pass_time(self, seconds: float) -> None:
         """Moves the lease clock, which is data."""
         await self.raw("HINCRBY", "meta", "clock", int(seconds * 1000))
+
+    async def expire(self, session: str) -> None:
+        """The lease of a session has ended, its manager does not know it yet."""
+        await self.raw("ZREM", "leases", session)
+        await self.raw("SADD", "dying", session)
 
     async def kill(self, manager: ResourceManager) -> None:
         """The manager's process is gone: no more heartbeats, no goodbye."""

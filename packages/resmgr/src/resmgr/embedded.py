@@ -14,7 +14,6 @@ import asyncio
 import fcntl
 import hashlib
 import os
-import socket
 import stat
 import subprocess
 import sys
@@ -64,9 +63,9 @@ class EmbeddedServer:
         """Returns when a server answers on the directory."""
         try:
             async with asyncio.timeout(timeout):
-                # The lock of another process cannot be waited for on the loop; both waits last milliseconds.
-                while not self._answers():
-                    self._start_unless_running()
+                # Neither another process's lock nor a server's start can be waited for; both last milliseconds.
+                while not await self._answers():
+                    self.start()
                     await asyncio.sleep(0.004)
         except TimeoutError:
             raise StoreUnavailable(
@@ -82,17 +81,18 @@ class EmbeddedServer:
             process.terminate()
         await asyncio.to_thread(process.wait)
 
-    def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(1.0)
-            try:
-                probe.connect(str(self.socket_path))
-                probe.sendall(b"PING\r\n")
-                return probe.recv(64).startswith(b"+PONG")
-            except OSError:
-                return False
+    async def _answers(self) -> bool:
+        try:
+            reader, writer = await asyncio.open_unix_connection(self.socket_path)
+        except OSError:
+            return False
+        writer.write(b"PING\r\n")
+        answer = await reader.read(64)
+        writer.close()
+        return answer.startswith(b"+PONG")
 
-    def _start_unless_running(self) -> None:
+    def start(self) -> None:
+        """Starts a server unless one runs, here or in another process; does not wait for it to answer."""
         _make_private(self.directory)
         _make_private(self.socket_path.parent)
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)

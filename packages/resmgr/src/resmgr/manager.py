@@ -54,7 +54,6 @@ class Stats(msgspec.Struct, frozen=True):
     rebinding: int
     beats: int
     lost: int
-    rebound: int
     sessions: int
 
 
@@ -71,7 +70,7 @@ class ResourceManager:
         self._lost_early: dict[str, int] = {}
         self._group = asyncio.TaskGroup()
         self._runner: asyncio.Task[None] | None = None
-        self._lost = self._rebound = 0
+        self._lost = 0
         self._sessions = 1
 
     @classmethod
@@ -126,7 +125,6 @@ class ResourceManager:
             rebinding=len(self._rebinding),
             beats=self._session.beats,
             lost=self._lost,
-            rebound=self._rebound,
             sessions=self._sessions,
         )
 
@@ -192,6 +190,7 @@ class ResourceManager:
         if rebinding is not None:
             rebinding.cancel()
             await asyncio.wait([rebinding])
+            self._rebinding.pop(binding.id, None)  # it may have been cancelled before its first step
             return
         try:
             answer, repeated = await self._store.call_counted("release", binding.id, str(binding.token), "0")
@@ -410,15 +409,17 @@ class ResourceManager:
         """All that stood under the last session is gone: waits ask again, pools and bindings are asked for again."""
         self._sessions += 1
         self._end_waits(SessionEnded())
-        for pool in self._pools.values():
-            self._group.create_task(self._register(pool, "missing", math.inf))
+        self._group.create_task(self._restore())
+
+    async def _restore(self) -> None:
+        for pool in list(self._pools.values()):
+            await self._register(pool, "missing", math.inf)
         for key, held in list(self._held.items()):
-            if key not in self._rebinding:
+            if key not in self._rebinding and held.binding.owner != await self._session.ready():
                 self._ask_again(held)
 
     def _ask_again(self, held: _Held) -> None:
         log.warning("binding %s (%s on %s) was lost", held.binding.id, held.binding.role, held.binding.hardware)
-        self._lost += 1
         lost = StaleBinding(f"binding {held.binding.id} was lost while it waited to grow")
         self._end_wait(held.binding.id + "+", lost)
         self._rebinding[held.binding.id] = self._group.create_task(self._rebind(held))
@@ -427,18 +428,34 @@ class ResourceManager:
         lost = held.binding
         amount = min(lost.amount, held.request.amount)
         request = msgspec.structs.replace(held.request, amount=amount)
-        new: Binding | None = None
         try:
-            ask = self._ask_bind(lost.id, request, None, lost)
-            held.binding = new = await self._acquire(lost.id, lost.id, ask, None, request)
-            self._rebound += 1
+            new = await self._acquire_again(lost, request)
         except Infeasible as error:
             log.error("binding %s (%s) cannot be granted again: %s", lost.id, lost.role, error)
             self._held.pop(lost.id, None)
+            new = None
         finally:
             self._rebinding.pop(lost.id, None)
-        if held.on_rebind is not None:
-            asyncio.get_running_loop().call_soon(held.on_rebind, lost, new)
+        if new is not None:
+            held.binding = new
+            self._keep(held)
+        if new is None or new.token != lost.token:
+            self._lost += 1
+            if held.on_rebind is not None:
+                asyncio.get_running_loop().call_soon(held.on_rebind, lost, new)
+
+    async def _acquire_again(self, lost: Binding, request: Request) -> Binding:
+        """For two TTLs a class that is gone may come back: with its node, or with the manager that registers it."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 2 * self.ttl
+        ask = self._ask_bind(lost.id, request, None, lost)
+        while True:
+            try:
+                return await self._acquire(lost.id, lost.id, ask, None, request)
+            except Infeasible:
+                if loop.time() > deadline:
+                    raise
+            await asyncio.sleep(self.ttl / 3)
 
     # --- calls
 

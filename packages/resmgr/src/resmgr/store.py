@@ -7,7 +7,7 @@ repeat. While the server cannot be reached, calls are repeated until `patience` 
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from importlib import resources
 from typing import Any
 
@@ -22,7 +22,7 @@ from resmgr.errors import Invalid, NotAStore, StoreUnavailable
 _SCHEMES = ("redis://", "rediss://", "unix://", "valkey://")
 _OLDEST = 7
 # The server is gone, restarting, or still reading its file: all pass.
-_PASSING = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError)
+_PASSING = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError, TimeoutError)
 
 
 def _library() -> tuple[str, str]:
@@ -55,7 +55,8 @@ class Store:
             timeout=None,
             protocol=2,
             retry=Retry(NoBackoff(), 0),
-            socket_timeout=self._io_timeout,
+            # Its limit on sending is asyncio.wait_for, which swallows cancellations in Python 3.11; see _limited.
+            socket_timeout=None,
             socket_connect_timeout=self._io_timeout,
         )
         return redis.Redis(connection_pool=pool)
@@ -65,12 +66,12 @@ class Store:
         if self.server:
             await self.server.ensure()
         try:
-            info = await self._redis.info("server")
+            info = await self._limited(self._redis.info("server"))
         except AuthenticationError as error:
             raise NotAStore(
                 f"{self.url} refuses the credentials: {error}; put user and password in the URL"
             ) from error
-        except (InvalidResponse, ResponseError, redis.TimeoutError) as error:
+        except (InvalidResponse, ResponseError, redis.TimeoutError, TimeoutError) as error:
             raise NotAStore(
                 f"what answers at {self.url} does not speak Redis ({error}); check host and port"
             ) from error
@@ -81,6 +82,10 @@ class Store:
         version = str(info.get("redis_version", "unknown"))
         if not version[:1].isdigit() or int(version.split(".")[0]) < _OLDEST:
             raise NotAStore(f"{self.url} runs version {version}; version {_OLDEST} or later is needed")
+
+    async def _limited(self, answer: Awaitable[Any]) -> Any:
+        async with asyncio.timeout(self._io_timeout):
+            return await answer
 
     async def call(self, name: str, *args: str | bytes | int, patience: float | None = None) -> list[Any]:
         """The answer of one function; `StoreUnavailable` when none came within the patience (`inf`: never)."""
@@ -97,8 +102,9 @@ class Store:
         while True:
             try:
                 if repeated and self.server:
-                    await self.server.ensure()
-                return await self._redis.fcall(self._function, 1, self._prefix, name, *args), repeated
+                    self.server.start()
+                answer = self._redis.fcall(self._function, 1, self._prefix, name, *args)
+                return await self._limited(answer), repeated
             except (*_PASSING, StoreUnavailable) as error:
                 repeated = True
                 if loop.time() + pause > deadline:
@@ -112,19 +118,20 @@ class Store:
 
     async def _load(self) -> None:
         try:
-            await self._redis.function_load(self._code)
+            await self._limited(self._redis.function_load(self._code))
         except ResponseError as error:
             if "already exists" not in str(error):
                 raise
         except _PASSING:
-            return
+            return  # the call is tried again, and says so
 
     async def follow(self, stream: str, after: str) -> AsyncIterator[list[tuple[str, bytes]]]:
         """Yields what is added to a stream, through outages; an empty part, now and then, when nothing is added."""
         block = max(1, int(self._io_timeout * 400))
         while True:
             try:
-                found: Any = await self._redis.xread({self._prefix + stream: after}, count=256, block=block)
+                reading = self._redis.xread({self._prefix + stream: after}, count=256, block=block)
+                found = await self._limited(reading)
             except _PASSING:
                 await asyncio.sleep(0.05)  # the heartbeat brings an embedded server back
                 continue

@@ -27,8 +27,8 @@ function calls.hello(session, ttl)
 end
 
 function calls.beat(session, settle_ms, seen, cursor)
-  local clock, ttl = tick()
   if not alive(session) then return { 'session' } end
+  local clock, ttl = tick()
   call('ZADD', P .. 'leases', clock + ttl, session)
   call('XTRIM', P .. 'inbox:' .. session, 'MINID', seen)
   local more = sweep(clock)
@@ -111,11 +111,25 @@ local function ask(w, near, front, wait)
   return { 'busy' }
 end
 
+-- Another process runs on the binding: its owner is back, under a new session.
+local function adopt(id, rec, session)
+  local fallen = call('HGET', P .. 'fell:' .. rec.owner, id)
+  if fallen then call('HSET', P .. 'fell:' .. session, id, fallen) end
+  rec.owner = session
+  local packed = pack(rec)
+  call('HSET', P .. 'bindings', id, packed)
+  return packed
+end
+
 function calls.bind(session, id, packed, wait, last_class, last_allocs)
   if not alive(session) then return { 'session' } end
-  local have = call('HGET', P .. 'bindings', id)
-  if have then return { 'granted', have } end
-  if call('HEXISTS', P .. 'waiters', id) == 1 then return { 'queued' } end
+  local rec = binding(id)
+  if rec and rec.owner == session then return { 'granted', pack(rec) } end
+  if rec and rec.holder ~= rec.owner and alive(rec.holder) then return { 'granted', adopt(id, rec, session) } end
+  if rec then finish(id, rec, 'lost', 'lease') end -- of a session that has ended and was not swept yet
+  local w = waiter(id)
+  if w and w.owner == session then return { 'queued' } end
+  if w then dequeue(w) end
   local spec = read_spec(packed)
   local refused = unknown(spec)
   if refused then return refused end
