@@ -1,7 +1,10 @@
 """One lightweight controller per environment: trajectory-level rollout, redundancy, overlapped rewards."""
 
+from envmanager.barrier import Barrier
+from envmanager.circuit import Circuit
 from envmanager.collect import Collection, Group, collect
 from envmanager.errors import (
+    BackendDown,
     Busy,
     Closed,
     DataError,
@@ -22,11 +25,15 @@ from envmanager.protocols import Env, Groups, MakeEnv, Observer, Policy, RewardC
 from envmanager.scheduler import RolloutScheduler, seed_of
 from envmanager.stats import Histogram, Lengths, Stats
 from envmanager.values import Action, Episode, Limits, Outcome, Span, Timings, Trajectory, Turn
+from envmanager.watchdog import Stuck
 
 __all__ = [
     "Action",
+    "BackendDown",
+    "Barrier",
     "Budgets",
     "Busy",
+    "Circuit",
     "Closed",
     "Collection",
     "DataError",
@@ -56,6 +63,7 @@ __all__ = [
     "Span",
     "Starved",
     "Stats",
+    "Stuck",
     "Ticket",
     "Timings",
     "Trajectory",

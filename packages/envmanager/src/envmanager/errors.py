@@ -65,6 +65,10 @@ class Closed(EnvManagerError):
     """Raised when a ticket is asked of groups that issue no more."""
 
 
+class BackendDown(EnvManagerError):
+    """Raised when every episode fails, through pause after pause, so that going on is of no use."""
+
+
 class UnknownEnv(EnvManagerError, ValueError):
     """Raised when an environment's name has an unknown scheme, a missing extra or no such factory."""
 

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from envmanager.barrier import Barrier
 from envmanager.contract import plain, shown
 from envmanager.errors import Busy, DataError, DeadlineExceeded, PolicyError, RolloutError
 from envmanager.host import EnvHost
@@ -32,6 +33,7 @@ class EnvManager:
     """
 
     __slots__ = (
+        "_barrier",
         "_make_env",
         "_observer",
         "_policy",
@@ -52,11 +54,13 @@ class EnvManager:
         limits: Limits | None = None,
         observer: Observer | None = None,
         threads: Threads | None = None,
+        barrier: Barrier | None = None,
     ) -> None:
         self._make_env = make_env
         self._policy = policy
         self._observer = observer
         self._threads = threads or Threads()
+        self._barrier = barrier
         self.limits = limits or Limits()
         self._stamped = False
         self.incarnation = 0
@@ -75,6 +79,8 @@ class EnvManager:
         episode = self.episode = Episode(id=name, key=key, seed=seed, ticket=ticket, turns=[])
         host = EnvHost(self._make_env, key, self._threads)
         self._enter("reset")
+        if self._barrier is not None:
+            self._barrier.join()
         try:
             return await self._within("episode", self.limits.episode_timeout, self._play(episode, host))
         except RolloutError as error:
@@ -86,6 +92,8 @@ class EnvManager:
                 await self._close(host)
             finally:
                 self.phase = "idle"
+                if self._barrier is not None:
+                    self._barrier.leave()
 
     async def _play(self, episode: Episode, host: EnvHost) -> Trajectory:
         started = self.since
@@ -112,6 +120,8 @@ class EnvManager:
         turns = episode.turns
         self._enter("generate")
         generate_at = self.since
+        if self._barrier is not None:
+            await self._barrier.arrive()
         action = await self._act(episode)
         env_at = self._leave("generate", episode.id)
         if action is None:

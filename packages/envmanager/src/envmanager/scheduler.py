@@ -21,13 +21,16 @@ from functools import partial
 import msgspec
 
 from envmanager.backoff import backoff
+from envmanager.barrier import Barrier
+from envmanager.circuit import Circuit
 from envmanager.contract import check_score
-from envmanager.errors import Closed, DeadlineExceeded, InfrastructureError, RewardError, RolloutError
+from envmanager.errors import BackendDown, Closed, DeadlineExceeded, InfrastructureError, RewardError, RolloutError
 from envmanager.manager import EnvManager
 from envmanager.protocols import Groups, MakeEnv, Observer, Policy, RewardClient, Ticket
 from envmanager.stats import Stats
 from envmanager.threads import Threads
 from envmanager.values import Limits, Trajectory
+from envmanager.watchdog import Stuck, Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +76,10 @@ class RolloutScheduler:
     """`run()` returns when the groups are closed, and raises what else they raise; cancel it to end all at
     once.
 
-    `reward(trajectory)` scores each finished trajectory (None: the sum of the environment's rewards), at
-    most `scoring` at a time; when that is full, slots wait. `closed` are further exceptions of
-    `next_ticket` that mean the ordinary end, such as the groups' own Closed.
+    `reward(trajectory)` scores each finished trajectory (None: the sum of the environment's rewards), at most
+    `scoring` at a time; when that is full, slots wait. `closed` are further exceptions of `next_ticket` that mean
+    the ordinary end, such as the groups' own Closed. When episodes only fail, the `circuit` pauses and probes, so
+    one scheduler should have one backend; `stall_after` seconds in one phase are reported.
     """
 
     def __init__(
@@ -91,6 +95,9 @@ class RolloutScheduler:
         scoring: int = 1024,
         seed: Callable[[Ticket], int] = seed_of,
         closed: tuple[type[Exception], ...] = (),
+        circuit: Circuit | None = None,
+        stall_after: float = 900.0,
+        barrier: Barrier | None = None,
     ) -> None:
         if concurrency < 1 or scoring < 1:
             raise ValueError(f"concurrency is {concurrency} and scoring is {scoring}; both must be at least 1")
@@ -104,21 +111,34 @@ class RolloutScheduler:
         self._slots = asyncio.Semaphore(concurrency)
         self._scoring = asyncio.Semaphore(scoring)
         self._new_manager = partial(
-            EnvManager, make_env, policy, limits=self.limits, observer=observer, threads=self._threads
+            EnvManager,
+            make_env,
+            policy,
+            limits=self.limits,
+            observer=observer,
+            threads=self._threads,
+            barrier=barrier,
         )
         self._idle: list[EnvManager] = []
+        self._runs: set[_Run] = set()
+        self._circuit = circuit or Circuit()
+        self._something_ended = asyncio.Event()
+        self._last_error = ""
+        self._watchdog = Watchdog(stall_after, lambda: [run.manager for run in self._runs if run.slot])
         self._stats = Stats()
         self._jitter = random.Random(0)
 
     async def run(self) -> None:
-        """Consumes tickets. Waits for a free slot, then for the groups' next ticket. Unblocked by an
-        episode's end (frees its slot) and by the groups (they have room, or raise); a cancelled `run`
-        cancels its episodes and waits for them.
+        """Consumes tickets. Waits for a free slot, for the circuit, then for the groups' next ticket. Unblocked
+        by an episode's end (frees its slot, may close the circuit), by time, and by the groups (they have room,
+        or raise); a cancelled `run` cancels its episodes and waits for them.
         """
+        self._watchdog.start()
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
                     await self._slots.acquire()
+                    await self._admitted()
                     try:
                         ticket = await self._groups.next_ticket()
                     except self._closed:
@@ -128,15 +148,35 @@ class RolloutScheduler:
             if len(errors.exceptions) == 1:
                 raise errors.exceptions[0] from None
             raise
+        finally:
+            self._watchdog.stop()
 
     def stats(self) -> Stats:
         """Counts so far; a copy."""
         return copy.deepcopy(self._stats)
 
+    def stuck(self) -> list[Stuck]:
+        """Episodes that have been in one phase for `stall_after` seconds, the longest first."""
+        return self._watchdog.stuck(asyncio.get_running_loop().time())
+
+    async def _admitted(self) -> None:
+        """Waits while the circuit is open: for its time, or for the end of its probe."""
+        loop = asyncio.get_running_loop()
+        while (delay := self._circuit.admit(loop.time())) != 0.0:
+            if self._circuit.state == "broken":
+                tries = f"{self._circuit.limit} pauses did not help"
+                raise BackendDown(f"no episode gets through, and {tries}; the last failure: {self._last_error}")
+            if delay is not None:
+                await asyncio.sleep(delay)
+                continue
+            self._something_ended.clear()
+            await self._something_ended.wait()
+
     def _start(self, ticket: Ticket, tasks: asyncio.TaskGroup) -> None:
         run = _Run(ticket, self._idle.pop() if self._idle else self._new_manager())
         self._stats.started += 1
         self._stats.running += 1
+        self._runs.add(run)
         run.task = tasks.create_task(self._roll_out(run))
         run.task.add_done_callback(lambda _: self._ended(run))
         ticket.on_cancel(run.cancel)
@@ -148,12 +188,15 @@ class RolloutScheduler:
         ticket = run.ticket
         try:
             trajectory = run.trajectory = await self._play(run)
+            self._circuit.succeeded()
             if self._reward is not None:
                 trajectory = await self._score(run, trajectory, self._reward)
         except RolloutError as error:
             log.warning("trajectory %s failed (%s): %s", ticket.id, error.kind, error)
             run.ended = True
             self._stats.failed[error.kind] += 1
+            if run.trajectory is None:
+                self._judge(error)
             ticket.fail(error)
             return
         answer = ticket.finish(trajectory, trajectory.reward)
@@ -177,6 +220,16 @@ class RolloutScheduler:
             self._stats.retries += 1
             await asyncio.sleep(delay)
         raise AssertionError("itertools.count ends never")
+
+    def _judge(self, error: RolloutError) -> None:
+        """What an episode's failure says about the machinery: only an environment that is at fault itself speaks
+        for it.
+        """
+        self._last_error = str(error)
+        if error.kind == "data":
+            self._circuit.succeeded()
+        else:
+            self._circuit.failed(asyncio.get_running_loop().time())
 
     async def _score(self, run: _Run, trajectory: Trajectory, reward: RewardClient) -> Trajectory:
         """Scores in the background of the slot's next episode."""
@@ -216,7 +269,9 @@ class RolloutScheduler:
 
     def _ended(self, run: _Run) -> None:
         """The task is over, whether it ran at all or was cancelled before its first step."""
+        self._runs.discard(run)
         if not run.ended:
+            self._circuit.untold(asyncio.get_running_loop().time())
             self._stats.cancelled[run.reason or "scheduler"] += 1
             self._stats.cut.add(*run.length)
             if not run.reason:
@@ -224,3 +279,4 @@ class RolloutScheduler:
         if run.slot:
             self._free(run)
         self._stats.scoring -= 1
+        self._something_ended.set()

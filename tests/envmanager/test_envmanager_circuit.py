@@ -1,0 +1,119 @@
+"""The circuit as a state machine, and in the scheduler."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.envmanager.fakes import BufferClosed, FakeBuffer, FakePolicy, World, virtual
+
+from envmanager import BackendDown, Circuit, Limits, RolloutScheduler
+
+
+def test_opens_waits_probes_and_closes():
+    circuit = Circuit(threshold=2)
+    circuit.failed(0.0)
+    assert circuit.admit(0.0) == 0.0
+    circuit.failed(0.0)
+    delay = circuit.admit(0.0)
+    assert delay is not None and 0.5 <= delay <= 1.0
+    assert circuit.admit(delay) == 0.0 and circuit.admit(delay) is None  # one probe
+    circuit.failed(delay)
+    again = circuit.admit(delay)
+    assert again is not None and 1.0 <= again <= 2.0
+    assert circuit.admit(delay + again) == 0.0
+    circuit.untold(delay + again)  # the probe was cancelled: another may go
+    assert circuit.admit(delay + again) == 0.0
+    circuit.succeeded()
+    assert circuit.state == "closed" and circuit.openings == 0
+
+
+events = st.lists(st.one_of(st.sampled_from(["fail", "succeed", "untold", "admit"]), st.floats(0.0, 100.0)))
+
+
+@given(events, st.integers(1, 3), st.integers(1, 3))
+def test_the_circuit_keeps_its_rules(events, threshold, limit):
+    circuit, now, row, probes = Circuit(threshold, limit), 0.0, 0, 0
+    for event in events:
+        broken = circuit.state == "broken"
+        match event:
+            case "fail":
+                circuit.failed(now)
+                row, probes = row + 1, 0
+                assert circuit.state != "closed" or row < threshold
+            case "succeed":
+                circuit.succeeded()
+                row, probes = 0, 0
+                assert circuit.state == ("broken" if broken else "closed")
+            case "untold":
+                circuit.untold(now)
+                probes = 0
+            case "admit":
+                answer = circuit.admit(now)
+                if answer == 0.0 and circuit.state != "closed":
+                    assert circuit.state == "probing"
+                    probes += 1
+                assert probes <= 1 and (answer is None or 0.0 <= answer <= 60.0)
+                assert answer is None or circuit.state != "broken"
+            case _:
+                now += event
+        assert not broken or circuit.state == "broken"
+        assert circuit.openings <= limit + 1
+
+
+class Outage(World):
+    """Environments cannot be made before `ends`."""
+
+    def __init__(self, ends: float) -> None:
+        super().__init__()
+        self.ends = ends
+        self.tried: list[float] = []
+
+    def __call__(self, key: str) -> Any:
+        now = asyncio.get_running_loop().time()
+        self.tried.append(now)
+        self.default = {"reset": None if now >= self.ends else ConnectionError("no pods")}
+        return super().__call__(key)
+
+
+def test_an_outage_costs_few_tickets():
+    async def scenario() -> None:
+        world, buffer = Outage(100.0), FakeBuffer([f"k{n}" for n in range(100)])
+        circuit = Circuit(threshold=4)
+        limits = Limits(reset_retries=0)
+        options: dict[str, Any] = {"concurrency": 4, "closed": (BufferClosed,)}
+        await RolloutScheduler(world, FakePolicy(), buffer, circuit=circuit, limits=limits, **options).run()
+        fates = [ticket.fate for ticket in buffer.tickets]
+        assert 4 <= fates.count("failed") <= 16 and fates.count("finished") == 100 - fates.count("failed")
+        gaps = [b - a for a, b in zip(world.tried, world.tried[1:], strict=False) if b < 100.0]
+        assert max(gaps) > 10.0  # it waits longer and longer
+
+    virtual(scenario())
+
+
+def test_an_outage_without_end_is_an_error_not_a_wait():
+    async def scenario() -> None:
+        world, buffer = Outage(1e9), FakeBuffer([f"k{n}" for n in range(1000)])
+        circuit = Circuit(threshold=4, limit=3)
+        rollouts = RolloutScheduler(world, FakePolicy(), buffer, circuit=circuit, limits=Limits(reset_retries=0))
+        with pytest.raises(BackendDown, match=r"3 pauses did not help; the last failure: 'k\d+' in reset: .*no pods"):
+            await rollouts.run()
+        assert not world.alive and all(ticket.fate for ticket in buffer.tickets)
+
+    virtual(scenario())
+
+
+def test_broken_environments_do_not_open_the_circuit():
+    async def scenario() -> None:
+        world, buffer = World(reset=ValueError("x")), FakeBuffer([f"k{n}" for n in range(50)])
+        circuit = Circuit(threshold=1)
+        await RolloutScheduler(world, FakePolicy(), buffer, circuit=circuit, closed=(BufferClosed,)).run()
+        assert circuit.state == "closed" and asyncio.get_running_loop().time() == 0.0
+
+    virtual(scenario())
+
+
+def test_bad_configuration():
+    with pytest.raises(ValueError, match="threshold is 0"):
+        Circuit(threshold=0)
