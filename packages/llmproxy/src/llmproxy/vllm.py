@@ -1,0 +1,293 @@
+"""A worker over vLLM's AsyncLLM in this process; its engine runs in child processes.
+
+Token ids in, token ids out. Held by tests/llmproxy/test_llmproxy_vllm.py with a real engine:
+- pausing keeps running generations and drops their caches, so that tokens after an update come from the new weights
+  alone, log-probabilities and version spans included;
+- log-probabilities are those of the distribution that was sampled from;
+- a cancelled, aborted or interrupted generation leaves nothing in the engine;
+- no process of the engine outlives `close`, nor this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+from zlib import crc32
+
+from . import reaper
+from .checks import check_sampling
+from .errors import (
+    Aborted,
+    DuplicateRequest,
+    InvalidRequest,
+    UpdateFailed,
+    WorkerLost,
+    WrongState,
+)
+from .values import (
+    Ack,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    Partial,
+    Sampling,
+    Span,
+    Timing,
+    extend_partial,
+)
+from .worker import Role, WeightLoader
+
+_ENVIRONMENT = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked engine could not be told from its owner
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU: the engine in one child process instead of two
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # on CPU: OMP_NUM_THREADS counts, and engines may share cores
+    "VLLM_NO_USAGE_STATS": "1",
+    "SPT_NOENV": "1",  # process titles must not overwrite the environment, where the reaper's mark is
+}
+_DEFAULTS = {
+    "skip_tokenizer_init": True,
+    "logprobs_mode": "processed_logprobs",
+    "enable_log_requests": False,
+    "disable_log_stats": True,
+}
+_ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+_KEPT_PARAMS = 256
+"""Distinct (sampling, budget) pairs whose engine parameters are kept; runs have a handful."""
+_starting = threading.Lock()
+"""Engines inherit their mark through this process's environment, so they start one after the other."""
+
+
+class VLLMWorker:
+    """One vLLM engine. `start` it before use; `engine_args` are those of AsyncEngineArgs.
+
+    The engine's random seed is made from `engine_args["seed"]` and the worker's id: engines with equal seeds draw
+    equal random numbers, and group members spread over them would come out alike. For the same reason a
+    `sampling.seed` is mixed with the trajectory's id and the length of its context.
+    """
+
+    def __init__(
+        self,
+        engine_args: dict[str, Any],
+        loader: WeightLoader,
+        id: str,
+        hardware: str,
+        role: Role = "both",
+        *,
+        version: int = 0,
+    ) -> None:
+        """`version` is that of the weights in `engine_args["model"]`."""
+        self.id = id
+        self.hardware = hardware
+        self.role: Role = role
+        self.version: int | None = version
+        self._initial = version
+        self._loader = loader
+        self._engine_args = _merge(engine_args, loader.engine_args(), id)
+        self._staged: int | None = None
+        self._paused = False
+        self._vllm: Any = None  # the module vllm_engine
+        self._engine: Any = None
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._collectors: dict[str, Any] = {}
+        self._interrupting: set[str] = set()
+        self._params: dict[tuple[Sampling, int], Any] = {}
+        self._vocabulary = 0
+        self.context_limit = 0
+
+    async def start(self) -> None:
+        """Import vLLM and start the engine: tens of seconds."""
+        if self._vllm is not None:
+            raise WrongState(f"worker {self.id} was started before")
+        self._engine = await asyncio.to_thread(self._make_engine)
+        self.context_limit = self._engine.model_config.max_model_len
+        self._vocabulary = self._engine.model_config.get_vocab_size()
+        # The answer is kept by the engine's client: from here on add_request registers before it first waits.
+        await self._engine.get_supported_tasks()
+        await self._loader.start(self._engine)
+
+    async def close(self) -> None:
+        """End the engine. Running generations raise WorkerLost with what they have."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        for collector in self._collectors.values():
+            if collector is not None:
+                collector.put(self._vllm.EngineDeadError())
+        await self._loader.close()
+        await asyncio.to_thread(self._end_engine, engine)
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
+        engine, id = self._alive(), request.request_id
+        if id in self._collectors:
+            raise DuplicateRequest("request_id", f"{id!r} is running on worker {self.id}", "unique")
+        self._check(request)
+        params = self._sampling_params(request)
+        prompt = self._vllm.tokens_input(request.context)
+        self._collectors[id] = collector = None
+        try:
+            self._collectors[id] = collector = await engine.add_request(id, prompt, params)
+            output = await collector.get()
+        except asyncio.CancelledError:
+            await engine.abort(id)
+            raise
+        except self._vllm.EngineDeadError as error:
+            output = self._vllm.salvage(engine, collector) if collector is not None else None
+            partial = self._whole(request, output)[0] if output is not None else None
+            raise WorkerLost(self.id, "its engine died", partial) from error
+        finally:
+            del self._collectors[id]
+            interrupted = id in self._interrupting
+            self._interrupting.discard(id)
+        return self._answer(request, output, interrupted)
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self._collectors:
+            with self._calling() as engine:
+                await engine.abort(request_id)
+
+    async def interrupt(self, request_id: str) -> None:
+        if request_id in self._collectors:
+            self._interrupting.add(request_id)
+            with self._calling() as engine:
+                await engine.abort(request_id)
+
+    async def pause(self) -> None:
+        if not self._paused:
+            with self._calling() as engine:
+                await engine.pause_generation(mode="keep", clear_cache=True)
+            self._paused = True
+
+    async def prefetch(self, version: int) -> None:
+        await self._loader.prefetch(version)
+        self._staged = version
+
+    async def update(self, version: int) -> Ack:
+        if self._staged != version:
+            await self.prefetch(version)
+        await self.pause()
+        self.version = self._staged = None
+        with self._calling() as engine:
+            try:
+                digest = await self._loader.load(engine, version)
+                await engine.update_weight_version(str(version))
+            except self._vllm.EngineDeadError:
+                raise
+            except Exception as error:  # any other failure leaves weights of which nothing is known
+                failure = Ack(self.id, version, error=f"{type(error).__name__}: {error}")
+                raise UpdateFailed(version, [failure]) from error
+        self.version = version
+        return Ack(self.id, version, digest)
+
+    async def resume(self) -> None:
+        if self.version is None:
+            raise WrongState(f"worker {self.id} holds no known version; update it first")
+        with self._calling() as engine:
+            await engine.resume_generation()
+        self._paused = False
+
+    async def probe(self) -> int | None:
+        with self._calling() as engine:
+            await engine.check_health()
+            version = self._version(await engine.get_weight_version())
+        return version if version == self.version else None
+
+    # The engine's process.
+
+    def _make_engine(self) -> Any:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        self._vllm = importlib.import_module("llmproxy.vllm_engine")
+        with _starting:
+            mark = os.environ[reaper.MARK] = uuid4().hex
+            self._reaper = reaper.start(mark)
+            try:
+                return self._vllm.make(self._engine_args)
+            except BaseException:
+                self._reaper.communicate()
+                raise
+
+    def _end_engine(self, engine: Any) -> None:
+        engine.shutdown()
+        assert self._reaper is not None
+        self._reaper.communicate()  # closes its input, then waits for it
+
+    def _alive(self) -> Any:
+        if self._engine is not None:
+            return self._engine
+        if self._vllm is None:
+            raise WrongState(f"worker {self.id} has not been started; await start() first")
+        raise WorkerLost(self.id, "was closed")
+
+    @contextmanager
+    def _calling(self) -> Iterator[Any]:
+        engine = self._alive()
+        try:
+            yield engine
+        except self._vllm.EngineDeadError as error:
+            raise WorkerLost(self.id, "its engine died") from error
+
+    # Requests and answers.
+
+    def _check(self, request: GenerateRequest) -> None:
+        if request.tokens > self.context_limit:
+            raise InvalidRequest(
+                "max_tokens", f"asks for a context of {request.tokens}", f"such that it fits in {self.context_limit}"
+            )
+        highest = max(request.prompt_ids, default=-1)
+        if not 0 <= highest < self._vocabulary:  # an id beyond it would end the engine, not the request
+            raise InvalidRequest("prompt_ids", f"has {highest} as its highest id", f"ids below {self._vocabulary}")
+
+    def _sampling_params(self, request: GenerateRequest) -> Any:
+        sampling, budget = request.sampling, request.budget
+        params = self._params.get((sampling, budget))
+        if params is not None:
+            return params
+        check_sampling(sampling)
+        mode = self._engine_args["logprobs_mode"]
+        if sampling.modifies and mode != "processed_logprobs":
+            raise InvalidRequest(
+                "sampling.logprobs", f"are {mode} in this engine", "unmodified sampling, or another logprobs_mode"
+            )
+        if sampling.seed is not None:
+            origin = f"{sampling.seed}/{request.trajectory_id}/{len(request.context)}"
+            return self._vllm.sampling_params(sampling, budget, crc32(origin.encode()))
+        if len(self._params) >= _KEPT_PARAMS:
+            self._params.clear()
+        params = self._params[sampling, budget] = self._vllm.sampling_params(sampling, budget, None)
+        return params
+
+    def _whole(self, request: GenerateRequest, output: Any) -> tuple[Partial, str, int]:
+        """The generation with what came before, why the engine ended it, and how much of the prompt was cached."""
+        token_ids, logprobs, runs, reason, cached = self._vllm.read(output)
+        spans = [Span(self._version(version), start, end) for version, start, end in runs]
+        return extend_partial(request, token_ids, logprobs, spans), reason, cached
+
+    def _answer(self, request: GenerateRequest, output: Any, interrupted: bool) -> GenerateResult | Partial:
+        whole, reason, cached = self._whole(request, output)
+        end = _ENDS.get(reason)
+        if end is not None:
+            timing = Timing(cached_tokens=cached)
+            return GenerateResult(whole.token_ids, whole.logprobs, whole.spans, end, self.id, timing)
+        if reason != "abort":
+            raise WorkerLost(self.id, f"its engine ended a request with {reason!r}", whole)
+        if interrupted:
+            return whole
+        raise Aborted(f"request {request.request_id} was aborted on worker {self.id}")
+
+    def _version(self, text: str) -> int:
+        return self._initial if text == "default" else int(text)
+
+
+def _merge(given: dict[str, Any], loader: dict[str, Any], worker_id: str) -> dict[str, Any]:
+    clash = sorted(given.keys() & loader.keys())
+    if clash:
+        raise ValueError(f"engine_args {clash} are set by the weight loader; leave them out")
+    seed = crc32(f"{given.get('seed', 0)}/{worker_id}".encode())
+    return _DEFAULTS | given | loader | {"seed": seed}
