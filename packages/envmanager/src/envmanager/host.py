@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from envmanager.contract import check_reset, check_step
+from envmanager.deadline import within
 from envmanager.errors import DataError, InfrastructureError, RolloutError
 from envmanager.protocols import MakeEnv
 from envmanager.threads import EnvThread, Returned, Threads
@@ -63,9 +64,12 @@ class EnvHost:
         env = self._env
         return check_reset(await self._call("reset", lambda: env.reset(seed=seed)))
 
-    async def step(self, action: str) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
+    async def step(self, action: str, seconds: float | None) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
+        """Within so many seconds, where it is waited for: on the loop it is over before a deadline can be looked
+        at.
+        """
         env = self._env
-        return check_step(await self._call("step", lambda: env.step(action)))
+        return check_step(await self._call("step", lambda: env.step(action), seconds))
 
     async def close(self) -> None:
         """Ends the environment, also one whose making was given up and is made only later."""
@@ -74,7 +78,7 @@ class EnvHost:
             if thread is not None:
                 _, error = await thread.end(self._close)
             else:
-                _, error = await self._here(self._close)
+                _, error = await self._here("close", self._close)
             if error is not None:
                 raise typed(error, "close")
         finally:
@@ -98,21 +102,21 @@ class EnvHost:
         close = getattr(self._env, "close", None)
         return close() if close is not None else None
 
-    async def _call(self, what: str, function: Callable[[], Any]) -> Any:
+    async def _call(self, what: str, function: Callable[[], Any], seconds: float | None = None) -> Any:
         if self._thread is not None:
-            value, error = await self._thread.call(function)
+            value, error = await within(what, seconds, self._thread.call(function))
         else:
-            value, error = await self._here(function)
+            value, error = await self._here(what, function, seconds)
         if error is not None:
             raise typed(error, what)
         return value
 
-    async def _here(self, function: Callable[[], Any]) -> Returned:
+    async def _here(self, what: str, function: Callable[[], Any], seconds: float | None = None) -> Returned:
         """Calls on the loop, and awaits what it gives where that can be awaited."""
         try:
             value = function()
             if type(value) is not tuple and inspect.isawaitable(value):
-                value = await value
+                value = await within(what, seconds, value)
         except (Exception, SystemExit) as error:
             return Returned(None, error)
         return Returned(value, None)

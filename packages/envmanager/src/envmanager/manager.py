@@ -12,18 +12,17 @@ Invariants:
 import asyncio
 import logging
 import uuid
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from envmanager.barrier import Barrier
 from envmanager.contract import plain, shown
-from envmanager.errors import Busy, DataError, DeadlineExceeded, PolicyError, RolloutError
+from envmanager.deadline import within
+from envmanager.errors import Busy, DataError, PolicyError, RolloutError
 from envmanager.host import EnvHost
 from envmanager.protocols import MakeEnv, Observer, Policy, Ticket
 from envmanager.threads import Threads
 from envmanager.values import Action, Episode, Limits, Outcome, Timings, Trajectory, Turn
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -82,7 +81,7 @@ class EnvManager:
         if self._barrier is not None:
             self._barrier.join()
         try:
-            return await self._within("episode", self.limits.episode_timeout, self._play(episode, host))
+            return await within("episode", self.limits.episode_timeout, self._play(episode, host))
         except RolloutError as error:
             error.key, error.phase = key, self.phase
             raise
@@ -97,11 +96,11 @@ class EnvManager:
 
     async def _play(self, episode: Episode, host: EnvHost) -> Trajectory:
         started = self.since
-        observation, info = await self._within("reset", self.limits.reset_timeout, host.reset(episode.seed))
+        observation, info = await within("reset", self.limits.reset_timeout, host.reset(episode.seed))
         reset_at = self._leave("reset", episode.id)
         episode.task, episode.observation, episode.info = host.task, observation, dict(info)
         metadata = plain(info)
-        while (outcome := await self._within("turn", self.limits.turn_timeout, self._turn(episode, host))) is None:
+        while (outcome := await within("turn", self.limits.turn_timeout, self._turn(episode, host))) is None:
             pass
         return Trajectory(
             id=episode.id,
@@ -130,8 +129,8 @@ class EnvManager:
             self._stamped = True
             episode.ticket.stamp(action.spans[0].version)
         self._enter("step", env_at)
-        stepping = self._within("step", self.limits.step_timeout, host.step(action.text))
-        observation, reward, terminated, truncated, info = await stepping
+        stepped = await host.step(action.text, self.limits.step_timeout)
+        observation, reward, terminated, truncated, info = stepped
         ended = self._leave("step", episode.id)
         turns.append(
             Turn(
@@ -173,19 +172,9 @@ class EnvManager:
             raise PolicyError(f"the action has {counts}; give one for each token, or none")
         return action
 
-    async def _within(self, what: str, seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
-        """The work's result, or DeadlineExceeded; a TimeoutError of the work's own is left alone."""
-        try:
-            async with asyncio.timeout(seconds) as deadline:
-                return await work
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise DeadlineExceeded(f"{what} took longer than {seconds} s") from error
-
     async def _close(self, host: EnvHost) -> None:
         try:
-            await self._within("close", self.limits.close_timeout, host.close())
+            await within("close", self.limits.close_timeout, host.close())
         except RolloutError as error:
             log.warning("closing the environment of %r: %s", self.episode and self.episode.key, error)
 

@@ -24,7 +24,8 @@ from envmanager.backoff import backoff
 from envmanager.barrier import Barrier
 from envmanager.circuit import Circuit
 from envmanager.contract import check_score
-from envmanager.errors import BackendDown, Closed, DeadlineExceeded, InfrastructureError, RewardError, RolloutError
+from envmanager.deadline import within
+from envmanager.errors import BackendDown, Closed, InfrastructureError, RewardError, RolloutError
 from envmanager.manager import EnvManager
 from envmanager.protocols import Groups, MakeEnv, Observer, Policy, RewardClient, Ticket
 from envmanager.stats import Stats
@@ -249,13 +250,10 @@ class RolloutScheduler:
 
     async def _rewarded(self, trajectory: Trajectory, reward: RewardClient) -> float:
         try:
-            async with asyncio.timeout(self.limits.reward_timeout) as deadline:
-                value = await reward(trajectory)
+            value = await within("scoring", self.limits.reward_timeout, reward(trajectory))
         except RolloutError:
             raise
         except Exception as error:
-            if deadline.expired():
-                raise DeadlineExceeded(f"scoring took longer than {self.limits.reward_timeout} s") from error
             raise RewardError(f"the reward raised {type(error).__name__}: {str(error)[:500]}") from error
         return check_score(value)
 
