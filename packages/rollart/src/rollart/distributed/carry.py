@@ -6,13 +6,12 @@ message from other parameters (tests/rollart/test_rollart_distributed_carry.py).
 
 from __future__ import annotations
 
-import pickle
 import traceback
 from typing import Any
 
 
 class Carried(Exception):
-    """Raised in place of an exception by a worker's process: one line about it, its traceback, and itself if possible."""
+    """Raised in place of an exception by a worker's process: a line about it, its traceback, itself if possible."""
 
     def __init__(self, line: str, trace: str, pickled: bytes) -> None:
         super().__init__(line, trace, pickled)
@@ -32,8 +31,10 @@ def carried(error: Exception) -> Carried:
 
 def packed(error: Exception) -> bytes:
     """The exception without traceback and causes; nothing when what it holds cannot be pickled."""
+    from ray import cloudpickle
+
     try:
-        data = pickle.dumps((type(error), error.args, error.__dict__))
+        data = cloudpickle.dumps((type(error), error.args, error.__dict__))
         restored(data)
     except Exception:  # whatever a foreign class's pickling may raise
         return b""
@@ -42,7 +43,9 @@ def packed(error: Exception) -> bytes:
 
 def restored(data: bytes) -> Exception:
     """The exception packed by a process of this cluster."""
-    cls, args, state = pickle.loads(data)
+    from ray import cloudpickle
+
+    cls, args, state = cloudpickle.loads(data)
     error: Any = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(state)
