@@ -7,9 +7,10 @@ import numpy as np
 
 from weightsync.blocking import in_thread
 from weightsync.checksum import checksum
+from weightsync.errors import StoreError, StoreUnavailable
 from weightsync.index import INDEX, Index
 from weightsync.manifest import Manifest, Plan, manifest_key
-from weightsync.store import Missing, Store
+from weightsync.store import Store
 
 __all__ = ["VersionInfo", "inspect"]
 
@@ -67,6 +68,8 @@ async def _good(store: Store, manifest: Manifest, number: int) -> bool:
     buffer = np.empty(bucket.wire_bytes, np.uint8)
     try:
         await store.get_into(manifest.key(number), 0, buffer)
-    except Missing:
+    except StoreUnavailable:
+        raise
+    except StoreError:
         return False
     return await in_thread(checksum, [buffer]) == bucket.wire_digest

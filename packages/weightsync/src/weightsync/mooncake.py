@@ -4,8 +4,8 @@ Mooncake's ways that this adapter answers (`test_weightsync_mooncake.py`):
 
 - Unpinned objects are evicted in silence: everything is hard-pinned, and only `delete` removes.
 - `put` on an existing key keeps the old value: that is what our `put` promises.
-- An object cannot be read while it is overwritten, and stays so if its writer dies: `replace` alternates between two
-  objects and numbers its values, so that one of them can always be read.
+- An object cannot be read while it is overwritten, stays so if its writer dies, and may be read half overwritten:
+  `replace` alternates between two objects, and numbers and seals its values, so that one can always be read.
 - There is nothing to wait on: `changed` looks again after a pause that doubles up to `poll`.
 - A lease protects an object while it is read: `delete` overrides it, because retention knows who still reads.
 """
@@ -13,9 +13,12 @@ Mooncake's ways that this adapter answers (`test_weightsync_mooncake.py`):
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Sequence
 from typing import Any
+
+import xxhash
 
 from weightsync.blocking import in_thread
 from weightsync.errors import StoreError, StoreFull, StoreUnavailable
@@ -31,6 +34,10 @@ _NOT_READY = -703
 _UNREACHABLE = range(-999, -899)
 _FIRST_PAUSE = 0.005
 _SEQUENCE_BYTES = 8
+_SEAL_BYTES = 16
+_CONNECT_SECONDS = 5.0
+# A reader misses both objects only when two replacements overtake it.
+_READS = 10
 
 
 class MooncakeStore:
@@ -53,6 +60,7 @@ class MooncakeStore:
         poll: float = 0.1,
     ) -> None:
         library = _library()
+        _check_reachable(master)
         self._poll = poll
         self._namespace = namespace
         self._master = master
@@ -65,7 +73,7 @@ class MooncakeStore:
         # The local buffer serves only small objects; buckets go from and to the caller's memory.
         code = self._client.setup(host, metadata, segment_bytes, 16 << 20, protocol, devices, master)
         if code:
-            raise StoreUnavailable(f"no Mooncake master answers at {master} (code {code}): start mooncake_master")
+            raise StoreUnavailable(f"the Mooncake store at {master} refused this client (code {code})")
 
     async def put(self, key: str, parts: Sequence[Bytes]) -> None:
         await in_thread(self._put, key, parts)
@@ -138,13 +146,23 @@ class MooncakeStore:
         self._check(code, key, buffer.size)
 
     def _get(self, key: str) -> bytes | None:
-        value: bytes = self._client.get(self._key(key))
-        if not value:
-            code = self._client.get_size(self._key(key))
-            if code not in (_MISSING, _NOT_READY):
-                self._check(code, key, 0)
-                raise StoreError(f"{key!r} exists in the Mooncake store at {self._master}, but cannot be read")
-        return value or None
+        value = self._value(self._key(key))
+        if value is not None and not value:
+            raise StoreError(f"{key!r} exists in the Mooncake store at {self._master}, but cannot be read")
+        return value
+
+    def _value(self, name: str) -> bytes | None:
+        """The object whole, None if it does not exist yet, nothing (which no object is) if it cannot be read now."""
+        value: bytes = self._client.get(name)
+        if value:
+            return value
+        # That is also what `get` answers when it finds no master.
+        _check_reachable(self._master)
+        code = self._client.get_size(name)
+        if code in (_MISSING, _NOT_READY):
+            return None
+        self._check(code, name, 0)
+        return b""
 
     def _present(self, keys: Sequence[str]) -> list[bool]:
         codes = self._client.batch_is_exist([self._key(key) for key in keys])
@@ -154,18 +172,42 @@ class MooncakeStore:
 
     def _replace(self, key: str, value: bytes) -> None:
         sequence = max(self._sequence.get(key, 0), self._read(key)[0]) + 1
-        data = sequence.to_bytes(_SEQUENCE_BYTES, "big") + value
+        data = _sealed(sequence, value)
         self._check(self._client.upsert(f"{self._key(key)}.{sequence % 2}", data, self._pin), key, len(data))
         self._sequence[key] = sequence
 
     def _read(self, key: str) -> tuple[int, bytes | None]:
-        """The newest readable value and its number. One of the two objects may be in the middle of a write."""
-        values = [self._client.get(f"{self._key(key)}.{side}") for side in range(2)]
-        newest: bytes = max(values, key=lambda value: value[:_SEQUENCE_BYTES])
-        if not newest:
-            self._check(min(0, self._client.health_check() and _UNREACHABLE[-1]), key, 0)
-            return 0, None
-        return int.from_bytes(newest[:_SEQUENCE_BYTES], "big"), newest[_SEQUENCE_BYTES:]
+        """The newest readable value and its number; while it is being replaced this may be the one before."""
+        names = [f"{self._key(key)}.{side}" for side in range(2)]
+        for _ in range(_READS):
+            found = [data for name in names if (data := self._value(name))]
+            newest = max(map(_unsealed, found), default=(0, None), key=lambda read: read[0])
+            if newest[0] or all(self._client.get_size(name) == _MISSING for name in names):
+                return newest
+        # The first value of all was never finished.
+        return 0, None
+
+
+def _sealed(sequence: int, value: bytes) -> bytes:
+    body = sequence.to_bytes(_SEQUENCE_BYTES, "big") + value
+    return xxhash.xxh3_128_digest(body) + body
+
+
+def _unsealed(data: bytes) -> tuple[int, bytes | None]:
+    """Nothing, if the data was overwritten while it was read: Mooncake frees an old value's memory at once."""
+    body = data[_SEAL_BYTES:]
+    if xxhash.xxh3_128_digest(body) != data[:_SEAL_BYTES]:
+        return 0, None
+    return int.from_bytes(body[:_SEQUENCE_BYTES], "big"), body[_SEQUENCE_BYTES:]
+
+
+def _check_reachable(master: str) -> None:
+    """The library itself would try for a minute and a half before it gives up."""
+    host, _, port = master.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise StoreUnavailable(f"no Mooncake master answers at {master} ({error}): start mooncake_master") from error
 
 
 def _library() -> Any:
