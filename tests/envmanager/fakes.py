@@ -1,15 +1,18 @@
 """Environments, policies and a buffer for the tests, on virtual time."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import async_solipsism
+from aiohttp import web
 
 from envmanager import Action, Episode, Span, Trajectory
 
 T = TypeVar("T")
 FOREVER = 1e9
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def virtual(work: Coroutine[Any, Any, T]) -> T:
@@ -24,6 +27,21 @@ def virtual(work: Coroutine[Any, Any, T]) -> T:
 
     with asyncio.Runner(loop_factory=async_solipsism.EventLoop) as runner:
         return runner.run(checked())
+
+
+@asynccontextmanager
+async def served(handler: Handler) -> AsyncIterator[str]:
+    """The URL of a real server on loopback that gives every POST to the handler."""
+    app = web.Application()
+    app.router.add_post("/{path:.*}", handler)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    finally:
+        await runner.cleanup()
 
 
 class World:

@@ -2,34 +2,18 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
-from tests.envmanager.fakes import BufferClosed, FakeBuffer, FakePolicy, World
+from tests.envmanager.fakes import BufferClosed, FakeBuffer, FakePolicy, World, served
 from tests.envmanager.test_envmanager_values import trajectory
 
 from envmanager import RewardError, RolloutScheduler, Trajectory
 from envmanager.rewards import LocalReward, URLReward
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@asynccontextmanager
-async def served(handler: Handler) -> AsyncIterator[str]:
-    app = web.Application()
-    app.router.add_post("/", handler)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
-    finally:
-        await runner.cleanup()
 
 
 @asynccontextmanager
@@ -62,7 +46,7 @@ async def test_url_reward_sends_the_trajectory():
 
     async with served(handler) as url, client(url) as reward:
         assert await reward(trajectory()) == 3.0
-        assert got == [trajectory()] and reward.stats().scored == 1 and reward.stats().milliseconds.count == 1
+        assert got == [trajectory()] and reward.stats().answered == 1 and reward.stats().milliseconds.count == 1
 
 
 async def test_retries_carry_one_key():
@@ -113,7 +97,7 @@ async def test_a_dead_server_and_a_silent_one():
         (200, b'{"score": 1}', "reward"),
         (200, b'{"reward": "1"}', "Expected `float`"),
         (200, b'{"reward": NaN}', "answer"),
-        (200, b'{"reward": 1' + b" " * (3 << 20) + b"}", "answer"),
+        (200, b'{"reward": 1' + b" " * (5 << 20) + b"}", "more than 4194304 bytes"),
     ],
 )
 async def test_wrong_answers_are_errors(status, body, said):

@@ -2,8 +2,10 @@
 
 import argparse
 import asyncio
+import os
 import sys
 
+from envmanager.chat import ChatPolicy
 from envmanager.check import check
 from envmanager.errors import EnvManagerError
 from envmanager.manager import EnvManager
@@ -39,7 +41,8 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--actions", type=lambda text: text.split(","), help="comma-separated, for random play")
         if name == "play":
-            command.add_argument("--policy", choices=["random", "human"], default="random")
+            command.add_argument("--policy", default="random", help="random, human, or an OpenAI-compatible URL")
+            command.add_argument("--model", default="", help="the model at that URL; its key is in OPENAI_API_KEY")
             command.add_argument("--max-turns", type=int, default=100)
     return top
 
@@ -52,9 +55,16 @@ async def _check(args: argparse.Namespace) -> int:
 
 
 async def _play(args: argparse.Namespace) -> int:
+    limits = Limits(max_turns=args.max_turns)
+    make_env = named(args.env)
+    if args.policy.startswith(("http://", "https://")):
+        async with ChatPolicy(args.policy, args.model, api_key=os.environ.get("OPENAI_API_KEY", "")) as chat:
+            _report(await EnvManager(make_env, Shown(chat), limits=limits).run(args.key, args.seed))
+        return 0
+    if args.policy not in ("random", "human"):
+        raise ValueError(f"--policy is {args.policy!r}; use random, human, or a URL")
     policy: Policy = RandomPolicy(args.seed, args.actions) if args.policy == "random" else HumanPolicy()
-    manager = EnvManager(named(args.env), Shown(policy), limits=Limits(max_turns=args.max_turns))
-    _report(await manager.run(args.key, args.seed))
+    _report(await EnvManager(make_env, Shown(policy), limits=limits).run(args.key, args.seed))
     return 0
 
 
