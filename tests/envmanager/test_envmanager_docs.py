@@ -1,0 +1,27 @@
+"""What the README and the examples show works."""
+
+import re
+import runpy
+from pathlib import Path
+
+from aiohttp import web
+from tests.envmanager.fakes import served
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_readme(capsys):
+    text = (ROOT / "packages/envmanager/README.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(block, "README.md", "exec"), {})
+    assert capsys.readouterr().out.endswith("[4, 4, 4]\n")
+
+
+async def test_evaluate_example(capsys):
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response({"choices": [{"message": {"content": "right"}}]})
+
+    example = runpy.run_path(str(ROOT / "examples/envmanager_evaluate.py"))
+    async with served(handler) as url:
+        await example["main"](url, "m", 8)
+    assert "8 episodes in" in capsys.readouterr().out
