@@ -36,7 +36,7 @@ _FIRST_PAUSE = 0.005
 _SEQUENCE_BYTES = 8
 _SEAL_BYTES = 16
 _CONNECT_SECONDS = 5.0
-# A reader misses both objects only when two replacements overtake it.
+# A reader asks again when writers overtake it; twice is rare.
 _READS = 10
 
 
@@ -146,10 +146,11 @@ class MooncakeStore:
         self._check(code, key, buffer.size)
 
     def _get(self, key: str) -> bytes | None:
-        value = self._value(self._key(key))
-        if value is not None and not value:
-            raise StoreError(f"{key!r} exists in the Mooncake store at {self._master}, but cannot be read")
-        return value
+        for _ in range(_READS):
+            # It may have come into being between the two questions that `_value` asks.
+            if (value := self._value(self._key(key))) != b"":
+                return value
+        raise StoreError(f"{key!r} exists in the Mooncake store at {self._master}, but cannot be read")
 
     def _value(self, name: str) -> bytes | None:
         """The object whole, None if it does not exist yet, nothing (which no object is) if it cannot be read now."""
