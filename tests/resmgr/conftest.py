@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,6 @@ import redis.asyncio as redis
 
 from resmgr import ResourceManager
 from resmgr.embedded import EmbeddedServer
-
-Connect = Callable[..., Awaitable[ResourceManager]]
 
 
 @pytest.fixture(scope="session")
@@ -30,29 +28,19 @@ class Place:
         self.url = f"unix://{socket}"
         self.namespace = uuid.uuid4().hex[:8]
         self.managers: list[ResourceManager] = []
+        self.client = redis.Redis.from_url(self.url)
 
     async def connect(self, **options: Any) -> ResourceManager:
         manager = await ResourceManager.connect(self.url, namespace=self.namespace, **options)
         self.managers.append(manager)
         return manager
 
-    async def raw(self, *command: str | int) -> Any:
-        async with redis.Redis.from_url(self.url) as client:
-            name, key, *rest = command
-            return await client.execute_command(name, f"{{{self.namespace}}}:{key}", *rest)
-
-    async def keys(self) -> list[str]:
-        async with redis.Redis.from_url(self.url) as client:
-            return [key.decode() async for key in client.scan_iter(f"{{{self.namespace}}}:*")]
+    async def raw(self, name: str, key: str, *rest: str | int) -> Any:
+        return await self.client.execute_command(name, f"{{{self.namespace}}}:{key}", *rest)
 
     async def wipe(self) -> None:
         """The store restarts empty."""
-        async with redis.Redis.from_url(self.url) as client:
-            await client.delete(*await self.keys())
-
-    async def pass_time(self, seconds: float) -> None:
-        """Moves the lease clock, which is data."""
-        await self.raw("HINCRBY", "meta", "clock", int(seconds * 1000))
+        await self.client.delete(*[key async for key in self.client.scan_iter(f"{{{self.namespace}}}:*")])
 
     async def expire(self, session: str) -> None:
         """The lease of a session has ended, its manager does not know it yet."""
@@ -75,3 +63,4 @@ async def place(socket: Path) -> AsyncIterator[Place]:
     yield place
     for manager in place.managers:
         await manager.close()
+    await place.client.aclose()

@@ -86,10 +86,13 @@ class EmbeddedServer:
             reader, writer = await asyncio.open_unix_connection(self.socket_path)
         except OSError:
             return False
-        writer.write(b"PING\r\n")
-        answer = await reader.read(64)
-        writer.close()
-        return answer.startswith(b"+PONG")
+        try:
+            writer.write(b"PING\r\n")
+            return (await reader.read(64)).startswith(b"+PONG")
+        except ConnectionError:  # it is going down
+            return False
+        finally:
+            writer.close()
 
     def start(self) -> None:
         """Starts a server unless one runs, here or in another process; does not wait for it to answer."""

@@ -1,0 +1,49 @@
+"""Stores that are none, or are somebody else's."""
+
+import asyncio
+
+import pytest
+
+from resmgr import NotAStore, ResourceManager, StoreMismatch, StoreUnavailable
+
+pytestmark = pytest.mark.real
+
+
+async def test_nothing_listens(tmp_path):
+    with pytest.raises(StoreUnavailable, match="nothing answers"):
+        await ResourceManager.connect(f"unix://{tmp_path}/none.sock")
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+async def test_something_else_listens(answer):
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(answer)
+        if not answer:
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(NotAStore, match="check host and port"):
+        await ResourceManager.connect(f"redis://127.0.0.1:{port}", io_timeout=0.3)
+    server.close()
+    await server.wait_closed()
+
+
+async def test_another_schema_version(place):
+    await place.raw("HSET", "meta", "schema", 99)
+    with pytest.raises(StoreMismatch, match="schema version 99, this package writes 1"):
+        await place.connect()
+    assert await place.raw("EXISTS", "leases") == 0
+
+
+async def test_another_ttl_is_refused_while_others_live_and_taken_afterwards(place):
+    first = await place.connect(ttl=2)
+    with pytest.raises(StoreMismatch, match=r"run with 2.0 s; leave ttl out"):
+        await place.connect(ttl=3)
+    assert (await place.connect()).ttl == 2
+    for manager in place.managers:
+        await manager.close()
+    assert (await place.connect(ttl=3)).ttl == 3
+    assert first.stats().held == 0
