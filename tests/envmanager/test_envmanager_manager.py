@@ -180,6 +180,13 @@ def test_cancellation_reaches_policy_and_environment(when):
     assert policy.cancelled == (when == 1.5)
 
 
+def test_a_phase_that_was_cut_short_is_in_the_trace():
+    spans: list[Any] = []
+    with pytest.raises(DeadlineExceeded):
+        play(World(step=FOREVER), step_timeout=9.0, observer=lambda *span: spans.append((span[0], *span[2:])))
+    assert spans == [("reset", 0.0, 0.0), ("generate", 0.0, 1.0), ("step", 1.0, 10.0)]
+
+
 def test_a_close_that_hangs_or_fails_ends_in_kill(caplog):
     world = World(turns=1, close_s=FOREVER)
     assert play(world, close_timeout=3.0).outcome.kind == "terminated"

@@ -202,6 +202,18 @@ def test_an_error_of_the_groups_is_raised_as_it_is():
     virtual(scenario())
 
 
+def test_runs_again_when_there_is_more():
+    async def scenario() -> None:
+        buffer = FakeBuffer(["a"])
+        rollouts = scheduler(World(), buffer, concurrency=1)
+        for fates in (["finished"], ["finished"] * 2):
+            await rollouts.run()
+            assert [ticket.fate for ticket in buffer.tickets] == fates
+            buffer.keys.append("b")
+
+    virtual(scenario())
+
+
 def test_bad_configuration():
     with pytest.raises(ValueError, match="concurrency is 0"):
         scheduler(World(), None, concurrency=0)  # type: ignore[arg-type]

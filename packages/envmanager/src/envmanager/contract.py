@@ -40,7 +40,7 @@ def _text(value: Any) -> str:
         raise DataError(f"observation is {shown(value)}; return it as str (decode bytes, describe arrays in words)")
     if not _encodable(value):
         raise DataError(f"observation {shown(value)} has lone surrogates; decode with errors='replace'")
-    return value
+    return str(value)
 
 
 def _flag(name: str, value: Any) -> bool:

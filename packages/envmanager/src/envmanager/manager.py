@@ -82,8 +82,10 @@ class EnvManager:
             self._barrier.join()
         try:
             return await within("episode", self.limits.episode_timeout, self._play(episode, host))
-        except RolloutError as error:
-            error.key, error.phase = key, self.phase
+        except BaseException as error:
+            self._leave(self.phase, episode.id)  # what was cut short took its time too
+            if isinstance(error, RolloutError):
+                error.key, error.phase = key, self.phase
             raise
         finally:
             self._enter("close")

@@ -10,6 +10,7 @@ Invariants:
 """
 
 import asyncio
+import contextlib
 import copy
 import itertools
 import logging
@@ -130,21 +131,12 @@ class RolloutScheduler:
         self._jitter = random.Random(0)
 
     async def run(self) -> None:
-        """Consumes tickets. Waits for a free slot, for the circuit, then for the groups' next ticket. Unblocked
-        by an episode's end (frees its slot, may close the circuit), by time, and by the groups (they have room,
-        or raise); a cancelled `run` cancels its episodes and waits for them.
-        """
+        """Rolls out until the groups are closed, then waits for what still runs; cancelled, it cancels that too."""
         self._watchdog.start()
         try:
             async with asyncio.TaskGroup() as tasks:
-                while True:
-                    await self._slots.acquire()
-                    await self._admitted()
-                    try:
-                        ticket = await self._groups.next_ticket()
-                    except self._closed:
-                        return
-                    self._start(ticket, tasks)
+                with contextlib.suppress(*self._closed):
+                    await self._issue(tasks)
         except BaseExceptionGroup as errors:
             if len(errors.exceptions) == 1:
                 raise errors.exceptions[0] from None
@@ -159,6 +151,21 @@ class RolloutScheduler:
     def stuck(self) -> list[Stuck]:
         """Episodes that have been in one phase for `stall_after` seconds, the longest first."""
         return self._watchdog.stuck(asyncio.get_running_loop().time())
+
+    async def _issue(self, tasks: asyncio.TaskGroup) -> None:
+        """Consumes tickets, until the groups raise. Waits for a free slot, for the circuit, then for the groups'
+        next ticket. Unblocked by an episode's end (frees its slot, may close the circuit), by time, and by the
+        groups (they have room, or raise).
+        """
+        while True:
+            await self._slots.acquire()
+            try:
+                await self._admitted()
+                ticket = await self._groups.next_ticket()
+            except BaseException:
+                self._slots.release()
+                raise
+            self._start(ticket, tasks)
 
     async def _admitted(self) -> None:
         """Waits while the circuit is open: for its time, or for the end of its probe."""
@@ -269,7 +276,8 @@ class RolloutScheduler:
         """The task is over, whether it ran at all or was cancelled before its first step."""
         self._runs.discard(run)
         if not run.ended:
-            self._circuit.untold(asyncio.get_running_loop().time())
+            if run.trajectory is None:
+                self._circuit.untold(asyncio.get_running_loop().time())
             self._stats.cancelled[run.reason or "scheduler"] += 1
             self._stats.cut.add(*run.length)
             if not run.reason:

@@ -44,7 +44,7 @@ class Process:
         if self._keeper is not None:
             return
         environ = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | dict(os.environ) | dict(self._environ)
-        environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self._keeper = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",
