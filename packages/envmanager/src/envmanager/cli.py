@@ -1,10 +1,13 @@
-"""The command `envmanager`: `check ENV` and `play ENV`."""
+"""The command `envmanager`: `check ENV`, `play ENV` and `serve-env ENV`."""
 
 import argparse
 import asyncio
+import contextlib
 import os
+import signal
 import sys
 
+from envmanager.backends import SubprocessBackend
 from envmanager.chat import ChatPolicy
 from envmanager.check import check
 from envmanager.errors import EnvManagerError
@@ -32,18 +35,29 @@ class Shown:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="envmanager", description="Try environments as the rollout sees them.")
+    top = argparse.ArgumentParser(prog="envmanager", description="Try environments, and serve them.")
     commands = top.add_subparsers(dest="command", required=True)
-    for name, what in [("check", "Say whether an environment keeps the contract."), ("play", "Play one episode.")]:
-        command = commands.add_parser(name, help=what, description=what)
-        command.add_argument("env", help="gymnasium:ID, or module:factory; options as ?name=value&...")
-        command.add_argument("--key", default="0", help="the task instance (default 0)")
-        command.add_argument("--seed", type=int, default=0)
-        command.add_argument("--actions", type=lambda text: text.split(","), help="comma-separated, for random play")
-        if name == "play":
-            command.add_argument("--policy", default="random", help="random, human, or an OpenAI-compatible URL")
-            command.add_argument("--model", default="", help="the model at that URL; its key is in OPENAI_API_KEY")
-            command.add_argument("--max-turns", type=int, default=100)
+    env = argparse.ArgumentParser(add_help=False)
+    env.add_argument("env", help="gymnasium:ID, or module:factory; options as ?name=value&...")
+    episode = argparse.ArgumentParser(add_help=False)
+    episode.add_argument("--key", default="0", help="the task instance (default 0)")
+    episode.add_argument("--seed", type=int, default=0)
+    episode.add_argument("--actions", type=lambda text: text.split(","), help="comma-separated, for random play")
+
+    what = "Say whether an environment keeps the contract."
+    commands.add_parser("check", help=what, description=what, parents=[env, episode])
+
+    play = commands.add_parser("play", help="Play one episode.", parents=[env, episode])
+    play.add_argument("--policy", default="random", help="random, human, or an OpenAI-compatible URL")
+    play.add_argument("--model", default="", help="the model at that URL; its key is in OPENAI_API_KEY")
+    play.add_argument("--max-turns", type=int, default=100)
+
+    serve = commands.add_parser("serve-env", help="Serve environments over HTTP.", parents=[env])
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=8800, help="0 for any that is free")
+    serve.add_argument("--capacity", type=int, default=256, help="environments at a time")
+    serve.add_argument("--idle", type=float, default=3600.0, help="seconds until an abandoned one is closed")
+    serve.add_argument("--isolate", action="store_true", help="each environment in a process of its own")
     return top
 
 
@@ -68,15 +82,41 @@ async def _play(args: argparse.Namespace) -> int:
     return 0
 
 
+async def _serve(args: argparse.Namespace) -> int:
+    from aiohttp import web
+
+    from envmanager.backends.server import EnvServer
+
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    token = os.environ.get("ENVMANAGER_TOKEN", "")
+    async with contextlib.AsyncExitStack() as stack:
+        make_env = named(args.env)
+        if args.isolate:
+            make_env = await stack.enter_async_context(SubprocessBackend(args.env))
+        server = EnvServer(make_env, capacity=args.capacity, idle_s=args.idle, token=token)
+        runner = web.AppRunner(server.app())
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, args.host, args.port).start()
+        print(f"serving {args.env} on http://{args.host}:{runner.addresses[0][1]}", flush=True)
+        await ended.wait()
+    return 0
+
+
 def _report(trajectory: Trajectory) -> None:
     print(f"[reward {trajectory.turns[-1].reward:g}]" if trajectory.turns else "")
     print(f"\n{trajectory.outcome.kind} after {len(trajectory.turns)} turns, reward {trajectory.reward:g}")
 
 
+COMMANDS = {"check": _check, "play": _play, "serve-env": _serve}
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
-        return asyncio.run(_check(args) if args.command == "check" else _play(args))
+        return asyncio.run(COMMANDS[args.command](args))
     except (EnvManagerError, ValueError) as error:
         print(f"envmanager: {error}", file=sys.stderr)
         return 2

@@ -59,7 +59,7 @@ class EnvHost:
     def task(self) -> str:
         return str(getattr(self._env, "task", "default"))
 
-    async def reset(self, seed: int) -> tuple[str, Mapping[str, Any]]:
+    async def reset(self, seed: int | None) -> tuple[str, Mapping[str, Any]]:
         await self._open()
         env = self._env
         return check_reset(await self._call("reset", lambda: env.reset(seed=seed)))

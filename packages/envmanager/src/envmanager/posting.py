@@ -75,11 +75,11 @@ class Posts:
         self._session: aiohttp.ClientSession | None = None
         self._jitter = random.Random(0)
 
-    async def send(self, body: bytes) -> bytes:
-        """The body of the 200 that answers."""
+    async def send(self, body: bytes, path: str = "") -> bytes:
+        """The body of the 200 that answers a POST to the URL, or to a path below it."""
         headers = self._headers | {"Idempotency-Key": hashlib.sha256(body).hexdigest()}
         try:
-            answer = await self._tries(body, headers)
+            answer = await self._tries(self.url + path, body, headers)
         except self._failure:
             self.stats.failed += 1
             raise
@@ -91,12 +91,12 @@ class Posts:
             await self._session.close()
             self._session = None
 
-    async def _tries(self, body: bytes, headers: dict[str, str]) -> bytes:
+    async def _tries(self, url: str, body: bytes, headers: dict[str, str]) -> bytes:
         attempt = 0
         while True:
             try:
                 async with self._wire:
-                    return await self._try(body, headers)
+                    return await self._try(url, body, headers)
             except _TryAgain as reason:
                 if attempt == self._retries:
                     raise self._failure(f"{self.url}: {reason}, after {attempt + 1} tries") from reason
@@ -105,14 +105,14 @@ class Posts:
             attempt += 1
             await asyncio.sleep(delay)
 
-    async def _try(self, body: bytes, headers: dict[str, str]) -> bytes:
+    async def _try(self, url: str, body: bytes, headers: dict[str, str]) -> bytes:
         import aiohttp
 
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout))
         began = asyncio.get_running_loop().time()
         try:
-            async with self._session.post(self.url, data=body, headers=headers) as response:
+            async with self._session.post(url, data=body, headers=headers) as response:
                 answer = await _limited(response.content)
         except TimeoutError as error:
             raise _TryAgain(f"no answer within {self._timeout} s") from error

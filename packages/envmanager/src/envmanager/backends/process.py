@@ -16,13 +16,10 @@ from typing import Any
 
 import msgspec
 
-from envmanager.backends.wire import HEADER_BYTES, LARGEST_FRAME, Ask, Call, Told, frame
-from envmanager.errors import DataError, InfrastructureError, PolicyError, RewardError, RolloutError
+from envmanager.backends.wire import HEADER_BYTES, LARGEST_FRAME, Ask, Call, Told, frame, opened
+from envmanager.errors import InfrastructureError
 
 KEEPER = str(Path(__file__).with_name("keeper.py"))
-KINDS: dict[str, type[RolloutError]] = {
-    kind.kind: kind for kind in (DataError, InfrastructureError, PolicyError, RewardError)
-}
 # The keeper needs only as long as the kernel needs to kill; longer, and it is stuck itself.
 REAP_S = 5.0
 
@@ -78,9 +75,7 @@ class Process:
         if told.incarnation != incarnation:
             raise InfrastructureError(f"the process answered for {told.incarnation}, not for {incarnation}")
         self.fit = True
-        if told.kind:
-            raise KINDS.get(told.kind, DataError)(told.error)
-        return told.value
+        return opened(told)
 
     def kill(self) -> None:
         self.fit = False

@@ -9,10 +9,23 @@ from typing import Any, Literal
 
 import msgspec
 
+from envmanager.errors import (
+    DataError,
+    DeadlineExceeded,
+    InfrastructureError,
+    PolicyError,
+    RewardError,
+    RolloutError,
+)
+
 HEADER_BYTES = 4
 # Observations are a few megabytes at most; a longer length is a broken stream.
 LARGEST_FRAME = 256 << 20
 
+
+FAILURES: dict[str, type[RolloutError]] = {
+    failure.kind: failure for failure in (DataError, DeadlineExceeded, InfrastructureError, PolicyError, RewardError)
+}
 
 Call = Literal["make", "reset", "step", "close", "score"]
 
@@ -32,6 +45,13 @@ class Told(msgspec.Struct, array_like=True, frozen=True):
     value: Any = None
     kind: str = ""
     error: str = ""
+
+
+def opened(told: Told) -> Any:
+    """The value of a reply, or the failure that it is."""
+    if told.kind:
+        raise FAILURES.get(told.kind, DataError)(told.error)
+    return told.value
 
 
 def frame(message: Ask | Told) -> bytes:

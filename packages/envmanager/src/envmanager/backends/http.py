@@ -1,0 +1,97 @@
+"""Environments on another machine, behind `envmanager serve-env`.
+
+Invariants:
+- each episode has an id of its own and its calls are numbered, so a repeated request is answered again, not
+  executed again, and a late one reaches no other episode
+  (test_envmanager_http.py::test_a_repeated_step_is_not_taken_twice);
+- an environment that the server has lost is an infrastructure failure
+  (test_envmanager_http.py::test_a_lost_environment_is_known).
+"""
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
+
+from envmanager.backends.wire import Ask, Call, Told, opened
+from envmanager.errors import InfrastructureError
+from envmanager.posting import Posts, PostStats
+
+
+class HTTPBackend:
+    """A factory of environments at a server's URL. Needs the extra `http`. Use it as an async context, or close it.
+
+    A call that takes longer than `poll_s` is asked for again; the environment does not notice.
+    """
+
+    blocking = False
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str = "",
+        poll_s: float = 60.0,
+        retries: int = 5,
+        concurrency: int = 1024,
+        headers: Mapping[str, str] | None = None,
+        first_wait: float = 0.5,
+    ) -> None:
+        authorization = {"Authorization": f"Bearer {token}"} if token else {}
+        self._posts = Posts(
+            url.rstrip("/"),
+            InfrastructureError,
+            timeout=poll_s,
+            retries=retries,
+            concurrency=concurrency,
+            headers={"Content-Type": "application/msgpack"} | authorization | dict(headers or {}),
+            first_wait=first_wait,
+        )
+
+    def __call__(self, key: str) -> "HTTPEnv":
+        return HTTPEnv(self._posts, key)
+
+    def stats(self) -> PostStats:
+        return self._posts.stats
+
+    async def close(self) -> None:
+        await self._posts.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class HTTPEnv:
+    """One episode's environment on the server."""
+
+    def __init__(self, posts: Posts, key: str) -> None:
+        self._posts = posts
+        self._key = key
+        self._path = f"/envs/{uuid.uuid4().hex}"
+        self._number = 0
+        self.task = "default"
+
+    async def reset(self, seed: int | None = None) -> Any:
+        self.task, *result = await self._call("reset", [self._key, seed])
+        return result
+
+    async def step(self, action: str) -> Any:
+        return await self._call("step", action)
+
+    async def close(self) -> None:
+        if self._number:
+            await self._call("close", None)
+
+    async def _call(self, call: Call, argument: Any) -> Any:
+        self._number += 1
+        body = msgspec.msgpack.encode(Ask(self._number, call, argument))
+        answer = await self._posts.send(body, self._path)
+        try:
+            told = msgspec.msgpack.decode(answer, type=Told)
+        except msgspec.MsgspecError as error:
+            raise InfrastructureError(f"{self._posts.url} sent what is no reply ({error})") from error
+        return opened(told)
