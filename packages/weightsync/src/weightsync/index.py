@@ -55,6 +55,9 @@ class Index(msgspec.Struct, frozen=True):
     def find(self, version: int) -> Entry | None:
         return next((entry for entry in self.versions if entry.version == version), None)
 
+    def without(self, gone: Entry) -> Index:
+        return Index(self.owner, tuple(entry for entry in self.versions if entry != gone), self.pending)
+
     def surplus(self, keep: int) -> Sequence[Entry]:
         """The entries that are neither among the last `keep` nor a base that one of those needs, oldest first."""
         needed: set[int] = set()

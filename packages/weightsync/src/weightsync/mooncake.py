@@ -3,7 +3,8 @@
 Mooncake's ways that this adapter answers (`test_weightsync_mooncake.py`):
 
 - Unpinned objects are evicted in silence: everything is hard-pinned, and only `delete` removes.
-- `put` on an existing key keeps the old value: that is what our `put` promises.
+- `put` on an existing key keeps the old value, which is what ours promises, and also on a key whose writer died: so
+  bucket keys are never used twice, and the publisher looks whether its manifest has come into being.
 - An object cannot be read while it is overwritten, stays so if its writer dies, and may be read half overwritten:
   `replace` alternates between two objects, and numbers and seals its values, so that one can always be read.
 - There is nothing to wait on: `changed` looks again after a pause that doubles up to `poll`.
@@ -18,6 +19,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from weightsync.blocking import in_thread
@@ -34,6 +36,8 @@ _NOT_READY = -703
 _UNREACHABLE = range(-999, -899)
 _FIRST_PAUSE = 0.005
 _SEQUENCE_BYTES = 8
+# Each part is a transfer of its own; smaller ones than this on average cost more than a copy of them all.
+_GATHER_BYTES = 1 << 20
 _SEAL_BYTES = 16
 _CONNECT_SECONDS = 5.0
 # A reader asks again when writers overtake it; twice is rare.
@@ -126,12 +130,11 @@ class MooncakeStore:
 
     def _put(self, key: str, parts: Sequence[Bytes]) -> None:
         parts = [part for part in parts if part.size]
+        if sum(part.size for part in parts) < _GATHER_BYTES * len(parts):
+            parts = [np.concatenate(parts)]
         addresses, sizes = [part.ctypes.data for part in parts], [part.size for part in parts]
         put = self._client.batch_put_from_multi_buffers
         self._check(put([self._key(key)], [addresses], [sizes], self._pin)[0], key, sum(sizes))
-        if self._client.is_exist(self._key(key)) != 1:
-            # The put was taken for a repetition: the key is that of a writer that died in the middle.
-            raise StoreError(f"{key!r} is blocked by an unfinished write; the Mooncake master discards it in time")
 
     def _get_into(self, key: str, offset: int, buffer: Bytes) -> None:
         address = buffer.ctypes.data
@@ -146,24 +149,19 @@ class MooncakeStore:
         self._check(code, key, buffer.size)
 
     def _get(self, key: str) -> bytes | None:
+        name = self._key(key)
         for _ in range(_READS):
-            # It may have come into being between the two questions that `_value` asks.
-            if (value := self._value(self._key(key))) != b"":
+            value: bytes = self._client.get(name)
+            if value:
                 return value
+            # That is also what `get` answers when it finds no master.
+            _check_reachable(self._master)
+            code = self._client.get_size(name)
+            if code in (_MISSING, _NOT_READY):
+                return None
+            self._check(code, key, 0)
+            # It exists: it came into being between the two questions.
         raise StoreError(f"{key!r} exists in the Mooncake store at {self._master}, but cannot be read")
-
-    def _value(self, name: str) -> bytes | None:
-        """The object whole, None if it does not exist yet, nothing (which no object is) if it cannot be read now."""
-        value: bytes = self._client.get(name)
-        if value:
-            return value
-        # That is also what `get` answers when it finds no master.
-        _check_reachable(self._master)
-        code = self._client.get_size(name)
-        if code in (_MISSING, _NOT_READY):
-            return None
-        self._check(code, name, 0)
-        return b""
 
     def _present(self, keys: Sequence[str]) -> list[bool]:
         codes = self._client.batch_is_exist([self._key(key) for key in keys])
@@ -172,7 +170,8 @@ class MooncakeStore:
         return [code == 1 for code in codes]
 
     def _replace(self, key: str, value: bytes) -> None:
-        sequence = max(self._sequence.get(key, 0), self._read(key)[0]) + 1
+        # Once this client has written, it knows the number: whoever else writes has fenced it off.
+        sequence = (self._sequence.get(key) or self._read(key)[0]) + 1
         data = _sealed(sequence, value)
         self._check(self._client.upsert(f"{self._key(key)}.{sequence % 2}", data, self._pin), key, len(data))
         self._sequence[key] = sequence
@@ -181,9 +180,12 @@ class MooncakeStore:
         """The newest readable value and its number; while it is being replaced this may be the one before."""
         names = [f"{self._key(key)}.{side}" for side in range(2)]
         for _ in range(_READS):
-            found = [data for name in names if (data := self._value(name))]
+            found = [data for data in self._client.get_batch(names) if data]
             newest = max(map(_unsealed, found), default=(0, None), key=lambda read: read[0])
-            if newest[0] or all(self._client.get_size(name) == _MISSING for name in names):
+            if newest[0]:
+                return newest
+            _check_reachable(self._master)
+            if all(self._client.get_size(name) == _MISSING for name in names):
                 return newest
         # The first value of all was never finished.
         return 0, None

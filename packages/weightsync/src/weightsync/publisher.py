@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from weightsync.blocking import each, in_thread
-from weightsync.errors import BadConfig, Fenced, LayoutChanged, VersionConflict
+from weightsync.errors import BadConfig, Fenced, LayoutChanged, StoreError, VersionConflict
 from weightsync.index import HOLD_SLOTS, INDEX, Entry, Index, hold_key
 from weightsync.manifest import Bucket, Manifest, Plan, TensorMeta, manifest_key
 from weightsync.source import Source
@@ -67,7 +67,7 @@ class Publisher:
         self._hold_seconds = hold_seconds
         self._anchor_every = anchor_every
         self._id = secrets.token_hex(8)
-        self._started = False
+        self._index: Index | None = None
         self._lock = asyncio.Lock()
         self._last: Manifest | None = None
         self._snapshot: Bytes | None = None
@@ -94,7 +94,7 @@ class Publisher:
             manifest = await self._push(index, version, source)
             took = asyncio.get_running_loop().time() - start
             self.pushes.append(Push(version, took, plan.total, manifest.wire_bytes, manifest.density))
-            await self._retire(_published(index, manifest))
+            await self._retire()
             return manifest
 
     async def rewind(self, version: int) -> None:
@@ -102,35 +102,36 @@ class Publisher:
         async with self._lock:
             index = await self._own()
             kept = tuple(entry for entry in index.versions if entry.version <= version)
-            await self._write(Index(self._id, kept))
+            await self._adopt(Index(self._id, kept))
             for entry in index.versions[len(kept) :]:
                 await self._store.delete(entry.keys())
-            await self._adopt_last(Index(self._id, kept))
 
     async def _own(self) -> Index:
-        """The index as it is, ours: swept of what a dead publisher, or a failed publication of ours, left."""
+        """The index as it is, ours, and free of what a dead publisher, or a failed publication of ours, left."""
         value = await self._store.read(INDEX)
-        index = Index.decode(value) if value is not None else Index(self._id)
-        if self._started and index.owner != self._id:
+        stored = Index.decode(value) if value is not None else Index(self._id)
+        if self._index is not None and stored.owner != self._id:
             raise Fenced("another publisher has taken over this store; stop one, or use two stores")
-        entries = [*index.versions, *([index.pending] if index.pending else [])]
+        if self._index is not None and value is not None and self._index.pending is None:
+            return self._index
+        entries = [*stored.versions, *([stored.pending] if stored.pending else [])]
         found = await self._store.present([manifest_key(entry.version) for entry in entries])
         for entry, exists in zip(entries, found, strict=True):
             if not exists:
                 await self._store.delete(entry.keys())
-        index = Index(self._id, tuple(e for e, exists in zip(entries, found, strict=True) if exists))
-        if not self._started or (self._last and self._last.version != index.latest):
-            await self._write(index)
-            await self._adopt_last(index)
-            self._started = True
-        return index
+        versions = tuple(entry for entry, exists in zip(entries, found, strict=True) if exists)
+        return await self._adopt(Index(self._id, versions))
 
-    async def _adopt_last(self, index: Index) -> None:
+    async def _adopt(self, index: Index) -> Index:
+        """Make `index` the store's, and its latest version the one that others are compared with."""
+        await self._write(index)
         data = await self._store.get(manifest_key(index.latest)) if index.latest is not None else None
         self._last = Manifest.decode(data) if data is not None else None
         self._snapshot = None
+        return index
 
     async def _write(self, index: Index) -> None:
+        self._index = index
         await self._store.replace(INDEX, index.encode())
 
     def _check_layout(self, metas: tuple[TensorMeta, ...]) -> None:
@@ -185,11 +186,18 @@ class Publisher:
             base=base if any(bucket.delta for bucket in done) else None,
             density=float(changed.sum() / max(1, plan.elements)) if base is not None else 1.0,
         )
-        await self._store.put(manifest_key(version), [np.frombuffer(manifest.encode(), np.uint8)])
-        await self._write(_published(index, manifest))
+        await self._announce(index, manifest)
         self._last, self._snapshot = manifest, snapshot
         self._since_anchor = self._since_anchor + 1 if manifest.base is not None else 0
         return manifest
+
+    async def _announce(self, index: Index, manifest: Manifest) -> None:
+        key = manifest_key(manifest.version)
+        await self._store.put(key, [np.frombuffer(manifest.encode(), np.uint8)])
+        if not all(await self._store.present([key])):
+            raise StoreError(f"{key!r} is blocked by the unfinished write of a dead publisher; try again later")
+        entry = Entry(manifest.version, manifest.attempt, len(manifest.buckets), manifest.base)
+        await self._write(Index(self._id, (*index.versions, entry)))
 
     def _base(self) -> int | None:
         if self._snapshot is None or self._last is None or self._since_anchor + 1 >= self._anchor_every:
@@ -201,8 +209,10 @@ class Publisher:
             return None
         return self._snapshot if self._snapshot is not None else np.zeros(plan.total, np.uint8)
 
-    async def _retire(self, index: Index) -> None:
-        """Delete what retention does not keep. The index drops it with its next write; a restart finds it gone."""
+    async def _retire(self) -> None:
+        """Delete what retention does not keep. The stored index drops it later; a restart finds it gone."""
+        index = self._index
+        assert index is not None, "something was published"
         now = asyncio.get_running_loop().time()
         for entry in index.surplus(self._keep):
             due = self._due.setdefault(entry.version, now + self._hold_seconds)
@@ -211,11 +221,8 @@ class Publisher:
                 continue
             await self._store.delete(entry.keys())
             del self._due[entry.version]
-
-
-def _published(index: Index, manifest: Manifest) -> Index:
-    entry = Entry(manifest.version, manifest.attempt, len(manifest.buckets), manifest.base)
-    return Index(index.owner, (*index.versions, entry))
+            index = index.without(entry)
+        self._index = index
 
 
 def _describe(meta: TensorMeta | None) -> str:
