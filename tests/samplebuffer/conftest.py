@@ -1,4 +1,4 @@
-"""Async tests here run on virtual time, except those marked `real`."""
+"""Where time matters, async tests run on virtual time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable
 import async_solipsism
 import pytest
 
+VIRTUAL = {"test_samplebuffer_waiting.py", "test_samplebuffer_soak.py"}
+
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    if item.get_closest_marker("real"):
-        return {"real": asyncio.new_event_loop}
-    return {"virtual": async_solipsism.EventLoop}
+    if item.path.name in VIRTUAL:
+        return {"virtual": async_solipsism.EventLoop}
+    return {"real": asyncio.new_event_loop}

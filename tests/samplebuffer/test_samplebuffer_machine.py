@@ -204,12 +204,12 @@ class BufferMachine(RuleBasedStateMachine):
     def advance(self, by: int) -> None:
         self.version += by
         cut = self.version - self.buf.stats().max_staleness
-        expected = {group.id: self.after(group, cut) for group in self.buf._core.groups.values()}
+        expected = {group.id: self.after(group, cut) for group in self.buf.core.groups.values()}
         ended = self.buf.advance(self.version)
         gone = self.collect()
         assert {t.id for t in gone} <= {t.id for t in ended} and all(t.state == "stale" for t in ended)
-        left = {i: members(group) for i, group in self.buf._core.groups.items() if i in expected}
-        reissued = {t.id for group in self.buf._core.groups.values() for t in group.running.values()}
+        left = {i: members(group) for i, group in self.buf.core.groups.items() if i in expected}
+        reissued = {t.id for group in self.buf.core.groups.values() for t in group.running.values()}
         for group_id, kept in expected.items():
             assert (kept is None) == (group_id not in left)
             if kept is not None:
@@ -226,15 +226,15 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(partial=st.booleans(), cancel_spares=st.booleans())
     def get_batch(self, partial: bool, cancel_spares: bool) -> None:
-        alive = self.buf._core.alive
-        complete = sorted((g.whole.oldest, g.id) for g in self.buf._core.groups.values() if g.whole)
+        alive = self.buf.core.alive
+        complete = sorted((g.whole.oldest, g.id) for g in self.buf.core.groups.values() if g.whole)
         try:
             batch = self.buf.get_batch_nowait(partial=partial, cancel_spares=cancel_spares)
         except Closed:
             assert self.closed
             return
         except Starved:
-            assert self.buf._core.tasks.over and alive < self.sizes["batch_groups"]
+            assert self.buf.core.tasks.over and alive < self.sizes["batch_groups"]
             assert not (partial and alive)
             return
         if batch is None:
@@ -264,7 +264,7 @@ class BufferMachine(RuleBasedStateMachine):
     def lend(self, partial: bool) -> None:
         if not self.closed:
             try:
-                batch = self.buf._core.take_batch(partial=partial, lend=True)
+                batch = self.buf.core.take_batch(partial=partial, lend=True)
             except Starved:
                 return
             if batch is not None:
@@ -275,21 +275,21 @@ class BufferMachine(RuleBasedStateMachine):
     def end_loan(self, i: int, arrives: bool, every: int) -> None:
         batch = self.lent.pop(i % len(self.lent))
         if arrives:
-            confirm(self.buf._core, batch)
+            confirm(self.buf.core, batch)
             self.receive(batch)
         else:
-            reclaim(self.buf._core, batch, {s.ticket_id for s in batch.samples if s.ticket_id % every == 0})
+            reclaim(self.buf.core, batch, {s.ticket_id for s in batch.samples if s.ticket_id % every == 0})
         before = self.buf.state_dict()
-        reclaim(self.buf._core, batch)
-        confirm(self.buf._core, batch)
+        reclaim(self.buf.core, batch)
+        confirm(self.buf.core, batch)
         assert self.buf.state_dict() == before, "a loan ends once"
 
     @rule(every=st.integers(2, 5))
     def lose_payloads(self, every: int) -> None:
-        buffered = {s.ticket_id for group in self.buf._core.groups.values() for s in group.done}
+        buffered = {s.ticket_id for group in self.buf.core.groups.values() for s in group.done}
         lost = {ticket_id for ticket_id in buffered if ticket_id % every == 0}
         failed = self.buf.ledger.failed
-        drop(self.buf._core, lost)
+        drop(self.buf.core, lost)
         assert self.buf.ledger.failed >= failed + len(lost)
         self.collect()
 
@@ -309,8 +309,8 @@ class BufferMachine(RuleBasedStateMachine):
         self.delivered += [group for batch in self.lent for group in batch.groups]  # what the state says of them
         self.lent.clear()
         state = self.buf.state_dict()
-        alive = {g.id: [s.ticket_id for s in g.done] for g in self.buf._core.groups.values()}
-        waiting, ledger = list(self.buf._core.tasks.waiting), self.buf.ledger
+        alive = {g.id: [s.ticket_id for s in g.done] for g in self.buf.core.groups.values()}
+        waiting, ledger = list(self.buf.core.tasks.waiting), self.buf.ledger
         self.buf.close()
         if closes:
             assert self.buf.state_dict() == state
@@ -325,14 +325,14 @@ class BufferMachine(RuleBasedStateMachine):
         after = self.buf.ledger
         assert (after.running, after.buffered, after.issued) == (0, ledger.buffered, ledger.issued)
         assert after.cancelled == ledger.cancelled + ledger.running
-        assert {g.id: [s.ticket_id for s in g.done] for g in self.buf._core.groups.values()} == alive
-        assert list(self.buf._core.tasks.waiting) == waiting
+        assert {g.id: [s.ticket_id for s in g.done] for g in self.buf.core.groups.values()} == alive
+        assert list(self.buf.core.tasks.waiting) == waiting
 
     # What must hold.
 
     @invariant()
     def the_ledger_balances(self) -> None:
-        ledger, core = self.buf.ledger, self.buf._core
+        ledger, core = self.buf.ledger, self.buf.core
         assert ledger.balanced
         assert ledger.running == sum(len(group.running) for group in core.groups.values())
         assert ledger.buffered == sum(len(group.done) for group in core.groups.values())
@@ -343,7 +343,7 @@ class BufferMachine(RuleBasedStateMachine):
     @invariant()
     def the_bound_holds(self) -> None:
         limit = self.version - self.buf.stats().max_staleness
-        for group in self.buf._core.groups.values():
+        for group in self.buf.core.groups.values():
             assert all(ticket.bound >= limit for ticket in group.running.values())
             assert all(sample.start_version >= limit for sample in group.done)
         off = self.buf.stats().off_policy
@@ -351,7 +351,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_capacity_holds(self) -> None:
-        core = self.buf._core
+        core = self.buf.core
         assert len(core.groups) + sum(len(batch.groups) for batch in self.lent) == core.alive <= core.limits.capacity
         for group in core.groups.values():
             assert len(group.running) + len(group.done) <= core.limits.launch
@@ -365,7 +365,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_key_is_somewhere_once(self) -> None:
-        core = self.buf._core
+        core = self.buf.core
         here = [group.key for group in core.groups.values()] + [task.key for task in core.tasks.waiting]
         gone = [group.key for group in self.handed_out()] + self.filtered + [g.key for g in core.given_up]
         assert Counter(here + gone) == Counter(range(core.tasks.drawn))
@@ -386,7 +386,7 @@ class BufferMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_for_what_is_there(self) -> None:
         """No lost wakeup: whoever still waits could be given nothing."""
-        core = self.buf._core
+        core = self.buf.core
         room = core.alive < core.limits.capacity and not core.tasks.over
         wanting = any(g.whole is None and g.alive < core.limits.launch for g in core.groups.values())
         if any(not waiter.done() for waiter in self.buf._ticket_waiters):

@@ -43,7 +43,7 @@ class SampleBuffer:
         spare_members: int = 0,
         max_replacements: int | None = None,
         keep: Callable[[Group], bool] | None = None,
-        length: Callable[[Any], int] | None = None,
+        length: Callable[[Any], int | None] | None = None,
         version: int = 0,
     ) -> None:
         """`max_replacements` is how many members a group may lose to `fail` and `cancel` before it is given up (by
@@ -58,9 +58,9 @@ class SampleBuffer:
         saved: dict[str, Any],
         tasks: Iterable[Any],
         *,
-        codec: state.Codec = DEFAULT_CODEC,
+        codec: state.Decodes = DEFAULT_CODEC,
         keep: Callable[[Group], bool] | None = None,
-        length: Callable[[Any], int] | None = None,
+        length: Callable[[Any], int | None] | None = None,
         skip_drawn: bool = True,
     ) -> SampleBuffer:
         """A buffer in a saved state. `tasks` start from the beginning, and those drawn before are skipped; with
@@ -71,7 +71,7 @@ class SampleBuffer:
 
     def _start(self, core: Core) -> None:
         core.changed = self._wake
-        self._core = core
+        self.core = core
         self._ticket_waiters: dict[asyncio.Future[Ticket | None], None] = {}  # in order of arrival
         self._batch_waiters: set[asyncio.Future[None]] = set()
         self._waited = 0.0
@@ -94,14 +94,14 @@ class SampleBuffer:
         except asyncio.CancelledError:
             self._ticket_waiters.pop(waiter, None)
             if not waiter.cancelled() and (ticket := waiter.result()) is not None:
-                self._core.withdraw(ticket)
+                self.core.withdraw(ticket)
             raise
 
     def next_ticket_nowait(self) -> Ticket | None:
         """The next trajectory to run; None where `next_ticket` would wait."""
         if self._ticket_waiters:
             return None
-        ticket = self._core.take_ticket()
+        ticket = self.core.take_ticket()
         self._wake_consumers()  # the tasks may have been found to have ended
         return ticket
 
@@ -119,18 +119,23 @@ class SampleBuffer:
         `sync`) all other groups are cancelled in the same instant, their keys put back, and no ticket is issued until
         `advance`. Raises Starved, Closed, TimeoutError.
         """
+        return await self.wait_for_batch(
+            timeout,
+            lambda: self.get_batch_nowait(
+                partial=partial, trainer_version=trainer_version, cancel_spares=cancel_spares
+            ),
+        )
+
+    async def wait_for_batch(self, timeout: float | None, take: Callable[[], Batch | None]) -> Batch:
+        """What `take` gives, asked again whenever there is news. For faces that take batches their own way."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         self._first_wait = begun if self._first_wait is None else self._first_wait
         try:
             async with asyncio.timeout(timeout):
-                while True:
-                    batch = self.get_batch_nowait(
-                        partial=partial, trainer_version=trainer_version, cancel_spares=cancel_spares
-                    )
-                    if batch is not None:
-                        return batch
+                while (batch := take()) is None:
                     await self._news()
+                return batch
         finally:
             self._last_wait = loop.time()
             self._waited += self._last_wait - begun
@@ -139,7 +144,7 @@ class SampleBuffer:
         self, *, partial: bool = False, trainer_version: int | None = None, cancel_spares: bool = False
     ) -> Batch | None:
         """A batch as from `get_batch`; None where that would wait."""
-        return self._core.take_batch(partial=partial, trainer_version=trainer_version, cancel_spares=cancel_spares)
+        return self.core.take_batch(partial=partial, trainer_version=trainer_version, cancel_spares=cancel_spares)
 
     async def _news(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -154,7 +159,7 @@ class SampleBuffer:
             waiter = next(iter(self._ticket_waiters))
             if not waiter.done():  # else it was cancelled, and has yet to learn of it
                 try:
-                    ticket = self._core.take_ticket()
+                    ticket = self.core.take_ticket()
                 except Closed:
                     ticket = None  # each waiter meets the error itself when it asks again
                 else:
@@ -165,35 +170,35 @@ class SampleBuffer:
         self._wake_consumers()
 
     def _wake_consumers(self) -> None:
-        if self._batch_waiters and self._core.news:
+        if self._batch_waiters and self.core.news:
             for waiter in self._batch_waiters:
                 if not waiter.done():
                     waiter.set_result(None)
 
     def advance(self, version: int) -> list[Ticket]:
         """Generation now serves `version`. Returns the running tickets that this ended, their callbacks called."""
-        return self._core.advance(version)
+        return self.core.advance(version)
 
     def cancel_spares(self) -> list[Ticket]:
         """End every member alive, put the keys back, and issue nothing until `advance`. Returns the running ones."""
-        return self._core.cancel_spares()
+        return self.core.cancel_spares()
 
     def close(self) -> None:
         """End for good: running tickets are cancelled, every waiter gets Closed. `state_dict` still works."""
-        self._core.close()
+        self.core.close()
 
     @property
     def ledger(self) -> Ledger:
         """Where every issued ticket is."""
-        return self._core.book.ledger
+        return self.core.book.ledger
 
-    def state_dict(self, codec: state.Codec = DEFAULT_CODEC) -> dict[str, Any]:
+    def state_dict(self, codec: state.Encodes = DEFAULT_CODEC) -> dict[str, Any]:
         """The state as plain values, payloads encoded; for `restore`."""
-        return state.save(self._core, codec)
+        return state.save(self.core, codec)
 
     def stats(self) -> Stats:
         """A snapshot of counts, staleness and waits."""
-        core, book = self._core, self._core.book
+        core, book = self.core, self.core.book
         elapsed = self._last_wait - self._first_wait if self._first_wait is not None else 0.0
         return Stats(
             version=core.version,

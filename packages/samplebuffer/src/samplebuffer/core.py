@@ -78,7 +78,7 @@ class Core:
         limits: Limits,
         *,
         keep: Callable[[Group], bool] | None = None,
-        length: Callable[[Any], int] | None = None,
+        length: Callable[[Any], int | None] | None = None,
         version: int = 0,
         book: Book | None = None,
     ) -> None:
@@ -201,7 +201,8 @@ class Core:
             return "ended"
         if self._length and payload is not None and not ticket.late:
             ticket.late = True
-            self.book.lengths.add(fate, self._length(payload))
+            if (length := self._length(payload)) is not None:
+                self.book.lengths.add(fate, length)
         return fate
 
     def lose(self, ticket: Ticket, fate: Fate, error: BaseException | str) -> bool:

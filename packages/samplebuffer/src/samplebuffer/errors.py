@@ -16,9 +16,13 @@ class InvalidConfig(SampleBufferError, ValueError):
     """Raised when a constructor argument has a value that can not work."""
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
-        super().__init__(f"{field}={value!r}: {remedy}")
+        super().__init__(field, value, remedy)
         self.field = field
         self.value = value
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.value!r}: {self.remedy}"
 
 
 class InvalidState(SampleBufferError, ValueError):
@@ -29,8 +33,12 @@ class VersionWentBack(SampleBufferError, ValueError):
     """Raised when `advance` is given a version below the served one."""
 
     def __init__(self, version: object, served: int) -> None:
-        super().__init__(f"advance({version!r}): generation already serves version {served}; versions only go up")
+        super().__init__(version, served)
+        self.version = version
         self.served = served
+
+    def __str__(self) -> str:
+        return f"advance({self.version!r}): generation already serves version {self.served}; versions only go up"
 
 
 class Closed(SampleBufferError):
@@ -45,18 +53,25 @@ class Starved(SampleBufferError):
     """Raised by `get_batch` when the tasks have ended and the groups left can not fill a batch."""
 
     def __init__(self, reason: str, ledger: Ledger) -> None:
-        super().__init__(f"{reason}; ledger: {ledger}")
+        super().__init__(reason, ledger)
         self.reason = reason
         self.ledger = ledger
+
+    def __str__(self) -> str:
+        return f"{self.reason}; ledger: {self.ledger}"
 
 
 class TicketError(SampleBufferError):
     """The base of the errors of one ticket; carries its id and state. Never raised itself."""
 
     def __init__(self, ticket_id: int, state: str, problem: str) -> None:
-        super().__init__(f"ticket {ticket_id} ({state}): {problem}")
+        super().__init__(ticket_id, state, problem)
         self.ticket_id = ticket_id
         self.state = state
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"ticket {self.ticket_id} ({self.state}): {self.problem}"
 
 
 class AlreadyStamped(TicketError):
@@ -73,3 +88,15 @@ class NotStamped(TicketError):
 
 class InvalidReward(TicketError, ValueError):
     """Raised when a reward is not a finite number."""
+
+
+class Unsendable(SampleBufferError):
+    """Raised by the Ray face when a payload can not be put into Ray's store; the ticket still runs."""
+
+
+class RemoteError(SampleBufferError):
+    """Raised by the Ray face when code given to the actor (`keep`) raised there; carries its text."""
+
+
+class BufferLost(Closed):
+    """Raised by the Ray face, in every waiter, when the actor that holds the buffer has died."""

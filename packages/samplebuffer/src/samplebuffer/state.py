@@ -24,16 +24,24 @@ from samplebuffer.values import Fate, GivenUp, Sample
 FORMAT = 1
 
 
-class Codec(Protocol):
-    """Turns payloads into bytes and back."""
+class Encodes(Protocol):
+    """Turns payloads into bytes."""
 
     def encode(self, payload: Any) -> bytes:
         """The bytes of a payload."""
         ...
 
+
+class Decodes(Protocol):
+    """Turns bytes into payloads."""
+
     def decode(self, data: bytes) -> Any:
         """The payload of the bytes."""
         ...
+
+
+class Codec(Encodes, Decodes, Protocol):
+    """Both."""
 
 
 class MsgpackCodec:
@@ -78,7 +86,7 @@ class BufferState(msgspec.Struct):
     groups: list[GroupState]
 
 
-def save(core: Core, codec: Codec) -> dict[str, Any]:
+def save(core: Core, codec: Encodes) -> dict[str, Any]:
     """The state as a dictionary of builtins, payloads as bytes."""
     ledger = core.book.ledger
     state = BufferState(
@@ -101,7 +109,7 @@ def save(core: Core, codec: Codec) -> dict[str, Any]:
     return builtins
 
 
-def load(data: dict[str, Any], keys: Iterable[Any], codec: Codec, skip_drawn: bool, **options: Any) -> Core:
+def load(data: dict[str, Any], keys: Iterable[Any], codec: Decodes, skip_drawn: bool, **options: Any) -> Core:
     """A core in the saved state; `options` are those of `Core` that are not saved."""
     try:
         state = msgspec.convert(data, BufferState)
@@ -127,9 +135,9 @@ def load(data: dict[str, Any], keys: Iterable[Any], codec: Codec, skip_drawn: bo
     return core
 
 
-def _encoded(sample: Sample, codec: Codec) -> Sample:
+def _encoded(sample: Sample, codec: Encodes) -> Sample:
     return msgspec.structs.replace(sample, payload=codec.encode(sample.payload))
 
 
-def _decoded(sample: Sample, codec: Codec) -> Sample:
+def _decoded(sample: Sample, codec: Decodes) -> Sample:
     return msgspec.structs.replace(sample, payload=codec.decode(sample.payload))

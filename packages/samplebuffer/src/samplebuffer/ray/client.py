@@ -1,0 +1,320 @@
+"""The buffer as a client process sees it: as `samplebuffer.SampleBuffer`, with awaitable answers.
+
+A batch is fetched while it is lent, and confirmed when all its payloads are here; it is given back when the caller is
+cancelled meanwhile, and without the members whose payloads died with their process
+(tests/samplebuffer/test_samplebuffer_ray.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+from uuid import uuid4
+
+import msgspec
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from samplebuffer.buffer import DEFAULT_CODEC
+from samplebuffer.errors import BufferLost, Closed, SampleBufferError
+from samplebuffer.limits import make_limits
+from samplebuffer.ray import wire
+from samplebuffer.ray.actor import BufferActor
+from samplebuffer.ray.link import Link
+from samplebuffer.ray.ticket import RayTicket
+from samplebuffer.state import Decodes, Encodes
+from samplebuffer.stats import Stats
+from samplebuffer.values import Batch, Group, Ledger
+
+decode_batch = msgspec.msgpack.Decoder(Batch).decode
+
+
+class RayBuffer:
+    """A client of the buffer that the actor `handle` holds. Give the handle to other processes, not the client.
+
+    `chunk` is how many payloads may share one object of Ray's store: many when they are small, 1 when they are large.
+    `length` measures payloads for the histograms, in the client.
+    """
+
+    def __init__(self, handle: Any, *, chunk: int = 16, length: Callable[[Any], int] | None = None) -> None:
+        self.handle = handle
+        self.length = length
+        self._name = uuid4().hex
+        self._chunk = chunk
+        self._link: Link | None = None
+        self._joined: int | None = None
+        self._over: SampleBufferError | None = None
+        self._waiters: dict[asyncio.Future[RayTicket], None] = {}
+        self._asked = 0
+        self._loans = 0
+        self._tickets: dict[int, RayTicket] = {}
+
+    @classmethod
+    def create(
+        cls,
+        tasks: Iterable[Any] | Callable[[], Iterable[Any]],
+        *,
+        lease: float = 30.0,
+        actor_options: dict[str, Any] | None = None,
+        chunk: int = 16,
+        length: Callable[[Any], int] | None = None,
+        **sizes: Any,
+    ) -> Self:
+        """Start the actor and be its first client.
+
+        `tasks` is sent to the actor, or made there if it is a function. `sizes` are those of `SampleBuffer`; `keep`
+        runs in the actor, and sees rewards and versions but no payloads. A client that is silent for `lease` seconds
+        is given up.
+        """
+        defaults = {"alpha": 1, "spare_groups": 0, "spare_members": 0, "max_replacements": None}
+        make_limits(**(defaults | {name: value for name, value in sizes.items() if name not in ("keep", "version")}))
+        return cls(_start(tasks, lease, sizes, actor_options), chunk=chunk, length=length)
+
+    @classmethod
+    async def restore(
+        cls,
+        saved: dict[str, Any],
+        tasks: Iterable[Any] | Callable[[], Iterable[Any]],
+        *,
+        codec: Decodes = DEFAULT_CODEC,
+        keep: Callable[[Group], bool] | None = None,
+        skip_drawn: bool = True,
+        lease: float = 30.0,
+        actor_options: dict[str, Any] | None = None,
+        chunk: int = 16,
+        length: Callable[[Any], int] | None = None,
+    ) -> Self:
+        """As `SampleBuffer.restore`, in a new actor; this process owns the restored payloads."""
+        payloads: list[Any] = []
+        groups = []
+        for group in saved["groups"]:
+            samples = []
+            for sample in group["samples"]:
+                samples.append(sample | {"payload": wire.encode([0, len(payloads)])})
+                payloads.append(codec.decode(sample["payload"]))
+            groups.append(group | {"samples": samples})
+        refs = [await asyncio.to_thread(ray.put, payloads)]
+        buffer = cls(None, chunk=chunk, length=length)
+        options = {
+            "restore": (saved | {"groups": groups}, refs, buffer._name),
+            "keep": keep,
+            "skip_drawn": skip_drawn,
+        }
+        buffer.handle = _start(tasks, lease, options, actor_options)
+        return buffer
+
+    def link(self) -> Link:
+        """The line to the actor, opened at first use."""
+        if self._link is None:
+            self._link = Link(self.handle, self._name, self._chunk, self._happened, self._lost)
+        return self._link
+
+    # Tickets.
+
+    async def next_ticket(self) -> RayTicket:
+        """The next trajectory to run. Raises Exhausted, Closed, BufferLost."""
+        if self._over is not None:
+            raise self._over
+        waiter: asyncio.Future[RayTicket] = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = None
+        self._ask()
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            self._waiters.pop(waiter, None)
+            if not waiter.cancelled() and waiter.exception() is None:
+                self._withdraw(waiter.result().id)
+            raise
+
+    def forget(self, ticket: RayTicket) -> None:
+        """This ticket's producer is done with it."""
+        self._tickets.pop(ticket.id, None)
+
+    def _ask(self) -> None:
+        while self._asked < len(self._waiters):
+            self._asked += 1
+            _ignore(self.link().send(wire.Ask()))
+
+    def _withdraw(self, ticket_id: int) -> None:
+        self._tickets.pop(ticket_id, None)
+        _ignore(self.link().send(wire.Withdraw(ticket_id)))
+
+    def _happened(self, events: wire.Events) -> None:
+        if self._joined not in (None, events.joined):
+            self._rejoin()
+        self._joined = events.joined
+        for info in events.granted:
+            self._asked -= 1
+            self._grant(info)
+        for ended in events.ended:
+            if (ticket := self._tickets.pop(ended.ticket, None)) is not None:
+                ticket.end(ended.reason)
+        if events.over is not None:
+            self._end(events.over.to_error())
+
+    def _grant(self, info: wire.TicketInfo) -> None:
+        while self._waiters:
+            waiter = next(iter(self._waiters))
+            del self._waiters[waiter]
+            if not waiter.done():
+                ticket = self._tickets[info.id] = RayTicket(self, info)
+                waiter.set_result(ticket)
+                return
+        self._withdraw(info.id)
+
+    def _rejoin(self) -> None:
+        """The actor had given this client up: its tickets have ended, and it must ask again."""
+        tickets, self._tickets = self._tickets, {}
+        for ticket in tickets.values():
+            ticket.end("failed")
+        self._asked = 0
+        self._ask()
+
+    def _lost(self, error: SampleBufferError) -> None:
+        self._end(error)
+        tickets, self._tickets = self._tickets, {}
+        for ticket in tickets.values():
+            ticket.end("closed")
+
+    def _end(self, error: SampleBufferError) -> None:
+        self._over = error
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._waiters.clear()
+
+    # Batches.
+
+    async def get_batch(
+        self,
+        timeout: float | None = None,
+        *,
+        partial: bool = False,
+        trainer_version: int | None = None,
+        cancel_spares: bool = False,
+    ) -> Batch:
+        """As `SampleBuffer.get_batch`; the payloads are fetched straight from where they are."""
+        take = {"partial": partial, "trainer_version": trainer_version, "cancel_spares": cancel_spares}
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        while True:
+            left = None if deadline is None else max(deadline - loop.time(), 0.0)
+            self.link()  # a client with a loan must be heard of
+            loan, self._loans = self._loans, self._loans + 1
+            try:
+                lent = await _answer(self.handle.lend.remote(self._name, loan, left, take))
+                if isinstance(lent, Exception):
+                    raise lent
+                batch, lost = await _fetch(*lent)
+            except asyncio.CancelledError:
+                self.handle.reclaim.remote(self._name, loan, [])
+                raise
+            if not lost:
+                self.handle.confirm.remote(self._name, loan)
+                return batch
+            await _answer(self.handle.reclaim.remote(self._name, loan, lost))
+
+    # The rest.
+
+    async def advance(self, version: int) -> list[wire.TicketInfo]:
+        """As `SampleBuffer.advance`; the clients that hold the ended tickets are being told."""
+        ended = await _answer(self.handle.advance.remote(version))
+        if isinstance(ended, Exception):
+            raise ended
+        return ended
+
+    async def cancel_spares(self) -> list[wire.TicketInfo]:
+        """As `SampleBuffer.cancel_spares`."""
+        return await _answer(self.handle.cancel_spares.remote())
+
+    async def close(self) -> None:
+        """As `SampleBuffer.close`, for all clients. The actor stays, for `state_dict`, until its handles are gone."""
+        await _answer(self.handle.close.remote())
+
+    async def ledger(self) -> Ledger:
+        """As `SampleBuffer.ledger`."""
+        return (await self.stats()).ledger
+
+    async def stats(self) -> Stats:
+        """As `SampleBuffer.stats`; waits are those in the actor."""
+        return await _answer(self.handle.stats.remote())
+
+    async def state_dict(self, codec: Encodes = DEFAULT_CODEC) -> dict[str, Any]:
+        """As `SampleBuffer.state_dict`; members whose payload died with its process are failed first."""
+        while True:
+            saved, refs = await _answer(self.handle.save.remote())
+            values = await _values(refs)
+            samples = [sample for group in saved["groups"] for sample in group["samples"]]
+            places = {sample["ticket_id"]: msgspec.msgpack.decode(sample["payload"]) for sample in samples}
+            lost = [ticket_id for ticket_id, (number, _) in places.items() if values[number] is None]
+            if lost:
+                await _answer(self.handle.drop.remote(lost))
+                continue
+            for sample in samples:
+                number, item = places[sample["ticket_id"]]
+                sample["payload"] = codec.encode(values[number][item])
+            return saved
+
+    async def leave(self) -> None:
+        """Stop being a client: give tickets back, wake this process's waiters with Closed."""
+        if self._link is not None:
+            await self._link.close()
+            await self.handle.leave.remote(self._name)
+        self._lost(Closed("this client has left"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.leave()
+
+
+def _start(tasks: Any, lease: float, options: dict[str, Any], actor_options: dict[str, Any] | None) -> Any:
+    actor = ray.remote(BufferActor).options(**({"num_cpus": 0} | (actor_options or {})))
+    return actor.remote(tasks, lease, options)
+
+
+async def _answer(call: Any) -> Any:
+    try:
+        return await call
+    except RayActorError as error:
+        raise BufferLost(f"the actor of the buffer is gone: {error}") from error
+
+
+async def _values(refs: list[Any]) -> list[list[Any] | None]:
+    """The lists of payloads; None for those that are gone."""
+    try:
+        return await asyncio.to_thread(ray.get, refs)
+    except RayError:
+        return [await _value(ref) for ref in refs]
+
+
+async def _value(ref: Any) -> list[Any] | None:
+    try:
+        return await asyncio.to_thread(ray.get, ref)
+    except RayError:
+        return None
+
+
+async def _fetch(message: bytes, refs: list[Any]) -> tuple[Batch, list[int]]:
+    """The batch with its payloads, and the tickets whose payload is gone."""
+    batch = decode_batch(message)
+    values = await _values(refs)
+    lost: list[int] = []
+    groups: list[Group] = []
+    for group in batch.groups:
+        samples = []
+        for sample in group.samples:
+            number, item = sample.payload
+            if (chunk := values[number]) is None:
+                lost.append(sample.ticket_id)
+            else:
+                samples.append(msgspec.structs.replace(sample, payload=chunk[item]))
+        groups.append(Group(group.key, group.group_id, samples))
+    return msgspec.structs.replace(batch, groups=groups), lost
+
+
+def _ignore(answer: asyncio.Future[Any]) -> None:
+    """Nobody awaits this answer; its error, if any, reaches its owner otherwise."""
+    answer.add_done_callback(lambda done: done.cancelled() or done.exception())

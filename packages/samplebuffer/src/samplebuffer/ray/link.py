@@ -1,0 +1,134 @@
+"""One process's line to the actor: commands of many coroutines in one call, events back.
+
+- The sender consumes the queue of commands, waits for the first, and sends all there are by then; while a call is
+  under way the next commands gather. One call at a time keeps their order.
+- The listener waits for the events of this client, and says by asking that the client is alive.
+
+Both end with `close`, or with `BufferLost` when the actor is gone (tests/samplebuffer/test_samplebuffer_ray.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from samplebuffer.errors import BufferLost, SampleBufferError, Unsendable
+from samplebuffer.ray import wire
+
+Pending = tuple[wire.Command, Any, "asyncio.Future[Any]"]
+NOTHING = object()
+
+
+class Link:
+    """Sends commands and hands on events."""
+
+    def __init__(
+        self,
+        actor: Any,
+        name: str,
+        chunk: int,
+        on_events: Callable[[wire.Events], None],
+        on_lost: Callable[[SampleBufferError], None],
+    ) -> None:
+        self._actor = actor
+        self._name = name
+        self._chunk = chunk
+        self._on_events = on_events
+        self._on_lost = on_lost
+        self._early: dict[tuple[int, int], wire.Events] = {}
+        self._expected = (0, 0)
+        self._queue: list[Pending] = []
+        self._filled = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._run(self._send)), loop.create_task(self._run(self._listen))]
+
+    def send(self, command: wire.Command, payload: Any = NOTHING) -> asyncio.Future[Any]:
+        """Queue a command. The future is its answer, or the error that it met."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._queue.append((command, payload, answer))
+        self._filled.set()
+        return answer
+
+    async def close(self) -> None:
+        """End both loops."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._abandon([], BufferLost("this client has left"))
+
+    async def _run(self, step: Callable[[], Any]) -> None:
+        try:
+            while True:
+                await step()
+        except RayError as error:
+            lost = BufferLost(f"the actor of the buffer is gone: {error}")
+            self._abandon([], lost)
+            self._on_lost(lost)
+
+    async def _listen(self) -> None:
+        self._hand_on(wire.decode_events(await self._actor.events.remote(self._name)))
+
+    async def _send(self) -> None:
+        await self._filled.wait()
+        self._filled.clear()
+        pending, self._queue = self._queue, []
+        refs, pending = await self._put(pending)
+        message = wire.encode([command for command, _, _ in pending])
+        try:
+            reply = wire.decode_reply(await self._actor.exchange.remote(self._name, message, refs))
+        except RayError as error:
+            self._abandon(pending, BufferLost(f"the actor of the buffer is gone: {error}"))
+            raise
+        self._hand_on(reply.events)
+        for (_, _, waiter), answer in zip(pending, reply.answers, strict=True):
+            if waiter.done():
+                continue
+            if isinstance(answer, wire.Refusal):
+                waiter.set_exception(answer.to_error())
+            else:
+                waiter.set_result(answer)
+
+    def _hand_on(self, events: wire.Events) -> None:
+        """Hand events on in the order in which they happened, whichever reply came first."""
+        if events.joined > self._expected[0]:
+            self._expected = (events.joined, 0)
+            self._early.clear()
+        self._early[events.joined, events.number] = events
+        while (following := self._early.pop(self._expected, None)) is not None:
+            self._expected = (following.joined, following.number + 1)
+            self._on_events(following)
+
+    async def _put(self, pending: list[Pending]) -> tuple[list[Any], list[Pending]]:
+        """Put the payloads into the store, `chunk` to an object, and write their places into their commands."""
+        carriers = [entry for entry in pending if entry[1] is not NOTHING]
+        refs: list[Any] = []
+        for start in range(0, len(carriers), self._chunk):
+            some = carriers[start : start + self._chunk]
+            try:
+                refs.append(await asyncio.to_thread(ray.put, [payload for _, payload, _ in some]))
+                self._place(some, len(refs) - 1)
+            except Exception:  # one of them can not be serialized: find out which
+                for entry in some:
+                    try:
+                        refs.append(await asyncio.to_thread(ray.put, [entry[1]]))
+                        self._place([entry], len(refs) - 1)
+                    except Exception as error:
+                        entry[2].set_exception(Unsendable(f"{type(error).__name__}: {error}"))
+                        pending.remove(entry)
+        return refs, pending
+
+    @staticmethod
+    def _place(entries: list[Pending], chunk: int) -> None:
+        for index, (command, _, _) in enumerate(entries):
+            assert isinstance(command, wire.Finish)
+            command.chunk, command.index = chunk, index
+
+    def _abandon(self, pending: list[Pending], error: SampleBufferError) -> None:
+        for _, _, waiter in pending + self._queue:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._queue.clear()

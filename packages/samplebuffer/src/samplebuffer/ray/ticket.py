@@ -1,0 +1,82 @@
+"""A ticket held in another process than the buffer: as `samplebuffer.Ticket`, with awaitable answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+from samplebuffer.ray import wire
+from samplebuffer.ticket import OnCancel
+from samplebuffer.values import Answer, Reason
+
+if TYPE_CHECKING:
+    from samplebuffer.ray.client import RayBuffer
+
+log = logging.getLogger("samplebuffer")
+
+
+class RayTicket:
+    """The calls are sent in order as soon as they are made; awaiting them gives the buffer's answer or its error."""
+
+    def __init__(self, buffer: RayBuffer, info: wire.TicketInfo) -> None:
+        self._buffer = buffer
+        self._callbacks: list[OnCancel] = []
+        self._ended: Reason | None = None
+        self.id = info.id
+        self.key = info.key
+        self.group_id = info.group_id
+        self.member = info.member
+        self.issued_version = info.issued_version
+
+    def __repr__(self) -> str:
+        return f"RayTicket({self.id}, key={self.key!r}, group {self.group_id}.{self.member})"
+
+    def on_cancel(self, callback: OnCancel) -> None:
+        """Call `callback(reason)` when the buffer ends this ticket; at once if it is known to have."""
+        if self._ended is None:
+            self._callbacks.append(callback)
+        else:
+            callback(self._ended)
+
+    def stamp(self, version: int) -> asyncio.Future[None]:
+        """Say, once, which version generated the first token."""
+        return self._send(wire.Stamp(self.id, index(version)))
+
+    def finish(self, payload: Any, reward: float) -> asyncio.Future[Answer]:
+        """Hand in the trajectory."""
+        length = self._buffer.length(payload) if self._buffer.length and payload is not None else None
+        command = wire.Finish(self.id, float(reward), length)
+        return self._send(command, payload) if self._ended is None else self._send(command)
+
+    def fail(self, error: BaseException | str) -> asyncio.Future[bool]:
+        """Give the member back as failed."""
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        return self._send(wire.Lose(self.id, True, text))
+
+    def cancel(self) -> asyncio.Future[bool]:
+        """Give the member back unfinished."""
+        return self._send(wire.Lose(self.id, False, "cancelled by its owner"))
+
+    def _send(self, command: wire.Command, *payload: Any) -> asyncio.Future[Any]:
+        answer = self._buffer.link().send(command, *payload)
+        if not isinstance(command, wire.Stamp):
+            answer.add_done_callback(self._answered)
+        return answer
+
+    def _answered(self, answer: asyncio.Future[Any]) -> None:
+        """Whatever the buffer said, it was the last about this ticket, unless it refused."""
+        if not answer.cancelled() and answer.exception() is None:
+            self._callbacks.clear()
+            self._buffer.forget(self)
+
+    def end(self, reason: Reason) -> None:
+        """The buffer has ended this ticket."""
+        self._ended = reason
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback(reason)
+            except Exception:  # other tickets' callbacks must be called, too
+                log.exception("the cancel callback of %r raised", self)
