@@ -60,9 +60,8 @@ def requests(config: Config) -> dict[str, tuple[list[str], float]]:
     def first(preferred: str) -> list[str]:
         return [preferred, *(name for name in classes if name != preferred)]
 
-    asked = {f"actor_gen-{i}": (first(name), 1.0) for i, name in enumerate(each)}
-    asked["actor_train"] = (classes, 1.0)
-    return asked
+    asked = {f"gen-{i}": (first(name), 1.0) for i, name in enumerate(each)}
+    return asked | dict.fromkeys(("train", "environment", "reward"), (classes, 1.0))
 
 
 def _resources(config: Config) -> Iterator[tuple[str, str]]:

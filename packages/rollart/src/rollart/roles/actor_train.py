@@ -47,6 +47,11 @@ class ActorTrain(Worker):
     async def close(self) -> None:
         await self._store.close()
 
+    @register(mode="execute_rank_zero")
+    async def held_version(self) -> int:
+        """The number of completed train steps."""
+        return self._trainer.version
+
     @register(mode="execute_all")
     async def train_step(self, batch: TrainBatch) -> dict[str, float]:
         """Train on a batch; returns metrics. The version afterwards is one higher."""

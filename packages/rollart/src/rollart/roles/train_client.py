@@ -22,6 +22,9 @@ class TrainClient:
 
     async def train_step(self, batch: Batch, step: int) -> Trained:
         groups = [[sample.payload for sample in group.samples] for group in batch.groups]
+        unknown = {sample.payload.task for sample in batch.samples} - self._allowed.keys()
+        if unknown:
+            raise ValueError(f"the batch holds tasks {sorted(unknown)}, whose allowed tokens are not known")
         arrays = build_batch(groups, allowed=self._allowed)
         (metrics,) = await self._cluster.train_step(arrays)
         self.version += 1

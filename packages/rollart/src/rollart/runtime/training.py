@@ -65,7 +65,7 @@ async def _train(
         dashboard.log(f"resuming after iteration {state.step}")
     model = await asyncio.to_thread(prepare_model, config, folder.path)
     setting = await asyncio.to_thread(Setting, config, model)
-    async with launch(config, folder, model, place, dashboard.log) as parts:
+    async with launch(config, folder, setting, place, dashboard.log) as parts:
         if stop.is_set():
             return False
         return await Run(config, folder, setting, parts, dashboard, state).go(stop)
@@ -80,6 +80,7 @@ def _begun(config: Config, folder: RunFolder, *, resume: bool) -> RunInfo:
         seed=config.run.seed,
         iterations=config.run.iterations,
         alpha=config.buffer.alpha,
+        parity_limit=config.weights.parity_limit,
         started=earlier.started if earlier else datetime.now(UTC),
         wall_s=earlier.wall_s if earlier else None,
         peak_memory_bytes=earlier.peak_memory_bytes if earlier else None,

@@ -36,7 +36,8 @@ class FrozenLakeGame:
 
     blocking = False  # a step takes microseconds: it may run on the event loop
 
-    def __init__(self, grid: tuple[str, ...], actions: tuple[str, ...], max_turns: int) -> None:
+    def __init__(self, task: str, grid: tuple[str, ...], actions: tuple[str, ...], max_turns: int) -> None:
+        self.task = task
         self.grid = grid
         self.turns = 0
         self._moves = {symbol: move for move, symbol in enumerate(actions)}
@@ -113,7 +114,7 @@ class FrozenLakeTask(msgspec.Struct, frozen=True, kw_only=True):
         return _grid(self.size, self.frozen, int(number))
 
     def make_env(self, key: str) -> FrozenLakeGame:
-        return FrozenLakeGame(self.grid(key), self.actions, self.max_turns)
+        return FrozenLakeGame(self.name, self.grid(key), self.actions, self.max_turns)
 
     def _keys(self, start: int, evaluation: bool) -> Iterator[str]:
         for number in count(start):
