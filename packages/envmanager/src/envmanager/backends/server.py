@@ -62,7 +62,8 @@ class EnvServer:
 
     @property
     def alive(self) -> int:
-        return len(self._envs)
+        """Environments that are open or still closing."""
+        return len(self._envs) + len(self._closing)
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=64 << 20)
@@ -100,7 +101,7 @@ class EnvServer:
             return web.Response(status=410, text="this environment is closed or was lost")
         if not _names_an_instance(ask.argument):
             return web.Response(status=400, text="reset takes [key, seed]")
-        if len(self._envs) >= self._capacity:
+        if self.alive >= self._capacity:
             return web.Response(status=503, text=f"all {self._capacity} environments are taken")
         return None
 
