@@ -3,6 +3,7 @@
 Affinity routing, suspend/update/resume around weight updates, partial generations continued.
 """
 
+from .config import ProxyConfig, ProxyStats, WorkerStats
 from .errors import (
     Aborted,
     Closed,
@@ -17,7 +18,7 @@ from .errors import (
     WrongState,
 )
 from .fleet import ANY, Fleet, Slot
-from .proxy import LLMProxy, ProxyConfig, ProxyStats, WorkerStats
+from .proxy import LLMProxy
 from .routing import AffinityRouter, Router, less_loaded
 from .sim import SimWorker
 from .values import (

@@ -50,6 +50,8 @@ class Fleet:
         self._slots: dict[str, Slot] = {}
         self._serving: dict[str, list[Slot]] = {}
         self._shortest: dict[str, int] = {}
+        self.context_limit = 0
+        """The longest context that any worker takes, serving or not; 0 without workers."""
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots.values())
@@ -77,6 +79,7 @@ class Fleet:
     def refresh(self, serves: Callable[[str], bool]) -> None:
         """Regroup after workers came, went, or were fenced, so that a request need not scan the fleet."""
         self._serving = {}
+        self.context_limit = max((slot.context_limit for slot in self._slots.values()), default=0)
         for slot in self._slots.values():
             slot.serving = serves(slot.id)
             if slot.serving:
@@ -99,8 +102,3 @@ class Fleet:
     def takes(self, slot: Slot, hardware: str, tokens: int) -> bool:
         """Whether `slot` is one of `serving(hardware, tokens)`."""
         return slot.serving and hardware in (ANY, slot.hardware) and tokens <= slot.context_limit
-
-    @property
-    def context_limit(self) -> int:
-        """The longest context that any worker takes; 0 without workers."""
-        return max((slot.context_limit for slot in self._slots.values()), default=0)

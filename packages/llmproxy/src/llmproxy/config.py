@@ -1,0 +1,48 @@
+"""The proxy's bounds, and what it reports of itself."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+
+class ProxyConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds of the proxy; seconds where a time is meant."""
+
+    on_failure: Literal["fence", "fail"] = "fence"
+    """A worker fails an update: fence it and go on, or fail the update and stay suspended."""
+    attempts: int = 4
+    """Workers that one request may lose before it fails."""
+    patience: float = 60.0
+    """How long a request waits for a worker to serve before NoWorker, while the gate is open."""
+    answer: float = 30.0
+    """How long a worker may take to answer pause, resume, interrupt or probe."""
+    update: float = 600.0
+    """How long a worker may take to load a version."""
+    probe_first: float = 0.1
+    """Delay of the first probe of a fenced worker; each further one waits twice as long."""
+    probe_every: float = 10.0
+    """The longest delay between probes of a fenced worker."""
+
+
+class WorkerStats(Struct, frozen=True):
+    """One worker as the proxy sees it; `fenced` says why it gets no traffic."""
+
+    id: str
+    hardware: str
+    version: int | None
+    load: int
+    running: int
+    fenced: str
+
+
+class ProxyStats(Struct, frozen=True):
+    """A snapshot. `requests` are the ledger's counts, `lost` the requests whose worker was lost under them."""
+
+    version: int
+    suspended: bool
+    requests: dict[str, int]
+    lost: int
+    router: dict[str, int]
+    workers: list[WorkerStats]

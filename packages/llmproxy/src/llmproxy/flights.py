@@ -1,0 +1,244 @@
+"""Requests in flight: each is placed, carried from worker to worker, and taken away, in its caller's task.
+
+- Between the gate's check and a request's dispatch nothing is awaited, so a request admitted while a suspend begins
+  is either at its worker before the pause, or waits (test_llmproxy_interleavings.py tries every order).
+- To take a request away (abort, interrupt, move) its task's wait is cancelled, as `asyncio.timeout` does; a
+  cancellation from outside passes through unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from uuid import uuid4
+
+from msgspec.structs import replace
+
+from .config import ProxyConfig
+from .errors import Aborted, Closed, Interrupted, NoWorker, RetriesExhausted, WorkerLost
+from .fleet import Fleet, Slot
+from .gate import Gate
+from .ledger import End, Entry, Ledger, Pull
+from .routing import Router
+from .values import GenerateRequest, GenerateResult, Partial, Timing
+
+_log = logging.getLogger(__name__)
+_RANK: Sequence[Pull] = ("", "reclaim", "interrupt", "abort", "close")
+
+
+class Flights:
+    """Carries requests over the workers that the gate lets serve. `on_lost` is told of lost workers."""
+
+    def __init__(
+        self, gate: Gate, fleet: Fleet, router: Router, config: ProxyConfig, on_lost: Callable[[Slot, str], None]
+    ) -> None:
+        self.ledger = Ledger()
+        self.lost = 0
+        self._gate = gate
+        self._fleet = fleet
+        self._router = router
+        self._config = config
+        self._on_lost = on_lost
+        self._waiting: dict[Entry, asyncio.Future[None]] = {}
+
+    async def run(self, request: GenerateRequest) -> GenerateResult:
+        """Admit a request and carry it to its end."""
+        if not request.request_id:
+            request = replace(request, request_id=uuid4().hex)
+        task = asyncio.current_task()
+        assert task is not None
+        entry = self.ledger.admit(request, _now(), task)
+        end: End = "failed"
+        try:
+            result = await self._drive(entry)
+            end = "finished"
+            return result
+        except (Aborted, Interrupted, asyncio.CancelledError):
+            end = "aborted"
+            raise
+        finally:
+            _calm(entry)
+            self.ledger.end(entry, end, _now())
+            _announce(entry)
+
+    async def abort(self, id: str) -> bool:
+        entry = self.ledger.find(id)
+        if entry is None:
+            return False
+        self._kick(entry, "abort")
+        await _left(entry)
+        return entry.pulled == "abort"
+
+    async def interrupt(self, id: str) -> Partial | None:
+        entry = self.ledger.find(id)
+        if entry is None:
+            return None
+        await self._ask_to_leave(entry, "interrupt")
+        return entry.partial if entry.interrupted else None
+
+    async def reclaim(self, slot: Slot) -> None:
+        """Move the requests of a worker that may not serve them any more."""
+        entries = self.ledger.on(slot)
+        await asyncio.gather(*(self._ask_to_leave(entry, "reclaim") for entry in entries))
+
+    async def end(self) -> None:
+        """End all requests with Closed."""
+        entries = self.ledger.entries()
+        for entry in entries:
+            self._kick(entry, "close")
+        await asyncio.gather(*(_left(entry) for entry in entries))
+
+    def wake(self) -> None:
+        """Workers or the gate changed: whoever waits for one looks again, first come first served."""
+        waiting, self._waiting = self._waiting, {}
+        for woken in waiting.values():
+            if not woken.done():
+                woken.set_result(None)
+
+    # A request's life, in its caller's task.
+
+    async def _drive(self, entry: Entry) -> GenerateResult:
+        while True:
+            try:
+                slot = await self._place(entry)
+                answer = await slot.worker.generate(entry.request)
+            except asyncio.CancelledError:
+                if not entry.kicked or entry.task.cancelling() > entry.cancelling + 1:
+                    raise  # from outside
+                if entry.slot is not None:
+                    self._requeue(entry, None)
+            except WorkerLost as lost:
+                self._survive(entry, lost)
+            else:
+                if isinstance(answer, GenerateResult):
+                    return self._finished(entry, slot, answer)
+                self._requeue(entry, answer)
+            _calm(entry)
+            _obey_pull(entry)
+            if entry.request.budget <= 0:
+                return self._exhausted(entry)
+
+    async def _place(self, entry: Entry) -> Slot:
+        """Wait until a worker may take the request; it has been dispatched when this returns."""
+        deadline: float | None = None
+        while True:
+            now = _now()
+            if self._gate.suspended:
+                deadline = None
+            else:
+                slot = self._router.choose(entry.request, self._fleet)
+                if slot is not None:
+                    self.ledger.dispatch(entry, slot, now)
+                    return slot
+                deadline = deadline or now + self._config.patience
+            await self._woken(entry, deadline)
+
+    async def _woken(self, entry: Entry, deadline: float | None) -> None:
+        self._waiting[entry] = woken = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await woken
+        except TimeoutError:
+            raise NoWorker(self._why_none(entry.request)) from None
+        finally:
+            if self._waiting.get(entry) is woken:
+                del self._waiting[entry]
+
+    def _survive(self, entry: Entry, lost: WorkerLost) -> None:
+        slot = entry.slot
+        assert slot is not None
+        self._requeue(entry, lost.partial)
+        self.lost += 1
+        self._on_lost(slot, lost.reason)
+        entry.losses += 1
+        if entry.losses >= self._config.attempts and not entry.pulled:
+            raise RetriesExhausted(entry.request.request_id, entry.losses, lost) from lost
+
+    def _requeue(self, entry: Entry, partial: Partial | None) -> None:
+        self.ledger.requeue(entry, partial, _now())
+        _announce(entry)
+
+    def _finished(self, entry: Entry, slot: Slot, answer: GenerateResult) -> GenerateResult:
+        self._router.served(entry.request, slot)
+        running = entry.ran_for + _now() - entry.since
+        timing = Timing(entry.queued_for, running, entry.placements, answer.timing.cached_tokens)
+        return replace(answer, timing=timing)
+
+    def _exhausted(self, entry: Entry) -> GenerateResult:
+        """It left its worker after the last token of its budget: nothing is left to generate."""
+        done = entry.partial
+        timing = Timing(entry.queued_for, entry.ran_for, entry.placements)
+        return GenerateResult(done.token_ids, done.logprobs, done.spans, "length", entry.worker, timing)
+
+    def _why_none(self, request: GenerateRequest) -> str:
+        fenced = "; ".join(f"{slot.id}: {self._gate.reason(slot.id)}" for slot in self._fleet if not slot.serving)
+        return f"no worker took task {request.task!r} within {self._config.patience} s: {len(self._fleet)} known" + (
+            f", fenced are {fenced}" if fenced else ""
+        )
+
+    # Taking requests away from where they are.
+
+    def _kick(self, entry: Entry, why: Pull) -> None:
+        """Cancel the wait that the request's task is in; `_drive` takes it from there."""
+        if not entry.live:
+            return
+        entry.pulled = max(entry.pulled, why, key=_RANK.index)
+        if not entry.kicked:
+            entry.kicked = True
+            entry.task.cancel()
+
+    async def _ask_to_leave(self, entry: Entry, why: Pull) -> None:
+        """Have the worker hand back the partial tokens; where it does not in time, leave without them."""
+        if not entry.live:
+            return
+        entry.pulled = max(entry.pulled, why, key=_RANK.index)
+        if entry.slot is not None:
+            try:
+                async with asyncio.timeout(self._config.answer):
+                    await entry.slot.worker.interrupt(entry.request.request_id)
+                    return await _left(entry)
+            except Exception as error:  # whatever keeps the worker from handing them back
+                _log.warning("request %s leaves without its tokens: %r", entry.request.request_id, error)
+        self._kick(entry, why)
+        await _left(entry)
+
+
+def _calm(entry: Entry) -> None:
+    """Take back the proxy's own cancellation, once it did its work."""
+    if entry.kicked:
+        entry.kicked = False
+        entry.task.uncancel()
+
+
+def _obey_pull(entry: Entry) -> None:
+    """A request that left its place: go on elsewhere, or end as whoever pulled it wanted."""
+    request_id = entry.request.request_id
+    match entry.pulled:
+        case "close":
+            raise Closed(f"request {request_id} ended because the proxy closed")
+        case "abort":
+            raise Aborted(f"request {request_id} of trajectory {entry.request.trajectory_id} was aborted")
+        case "interrupt":
+            entry.interrupted = True
+            raise Interrupted(request_id, entry.partial)
+    entry.pulled = ""
+
+
+async def _left(entry: Entry) -> None:
+    """Wait until the request has left its worker, or has ended."""
+    if entry.live:
+        if entry.left is None:
+            entry.left = asyncio.get_running_loop().create_future()
+        await asyncio.shield(entry.left)
+
+
+def _announce(entry: Entry) -> None:
+    """Tell those in `_left`."""
+    if entry.left is not None:
+        entry.left.set_result(None)
+        entry.left = None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
