@@ -36,7 +36,8 @@ class Place:
         return manager
 
     async def raw(self, name: str, key: str, *rest: str | int) -> Any:
-        return await self.client.execute_command(name, f"{{{self.namespace}}}:{key}", *rest)
+        command: Any = self.client.execute_command
+        return await command(name, f"{{{self.namespace}}}:{key}", *rest)
 
     async def wipe(self) -> None:
         """The store restarts empty."""

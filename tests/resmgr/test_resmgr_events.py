@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from resmgr import EventsLost, Pool, Request, ResourceManager
+from resmgr import Event, EventsLost, Pool, Request, ResourceManager
 
 pytestmark = pytest.mark.real
 
@@ -20,7 +20,7 @@ async def rm(place) -> ResourceManager:
     return manager
 
 
-async def take(events: AsyncIterator, count: int) -> list:
+async def take(events: AsyncIterator[Event], count: int) -> list[Event]:
     return [await anext(events) for _ in range(count)]
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from resmgr import BindTimeout, Closed, Node, Pool, Request, ResourceManager
+from resmgr import Binding, BindTimeout, Closed, Node, Pool, Request, ResourceManager, wire
 
 pytestmark = pytest.mark.real
 
@@ -23,8 +23,10 @@ async def waiting(rm: ResourceManager, count: int) -> None:
         pass
 
 
-async def queue_up(rm: ResourceManager, *requests: Request, timeout: float | None = None) -> list[asyncio.Task]:
-    tasks = []
+async def queue_up(
+    rm: ResourceManager, *requests: Request, timeout: float | None = None
+) -> list[asyncio.Task[Binding]]:
+    tasks: list[asyncio.Task[Binding]] = []
     for request in requests:
         tasks.append(asyncio.create_task(rm.bind(request, timeout=timeout)))
         await waiting(rm, len(tasks))
@@ -137,8 +139,8 @@ async def test_a_cancelled_bind_hands_on_what_it_was_given(rm, steps):
         await asyncio.sleep(0)
     first.cancel()
     await releasing
-    (outcome,) = await asyncio.gather(first, return_exceptions=True)
-    if not isinstance(outcome, asyncio.CancelledError):
+    outcome = (await asyncio.gather(first, return_exceptions=True))[0]
+    if isinstance(outcome, Binding):
         await rm.release(outcome)
     assert (await second).role == "two"
 
@@ -149,9 +151,18 @@ async def test_a_bind_cancelled_while_it_asks_holds_nothing(rm, steps):
     for _ in range(steps):
         await asyncio.sleep(0)
     task.cancel()
-    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    outcome = (await asyncio.gather(task, return_exceptions=True))[0]
     assert isinstance(outcome, asyncio.CancelledError)
     await rm.release(await rm.bind(Request("y", prefer=["H800"], amount=4), timeout=5))
+
+
+async def test_a_bind_that_arrives_after_its_withdrawal_is_not_granted(rm):
+    request = Request("x", prefer=["H800"], amount=4)
+    session = await rm._session.ready()
+    assert await rm._store.call("withdraw", "late", "late", "0") == [b"withdrawn"]
+    late = ("bind", session, "late", wire.spec_of(request), "1", "", b"")
+    assert await rm._store.call(*late) == [b"withdrawn"]
+    await rm.bind(request, timeout=0)
 
 
 async def test_those_who_wait_at_close_are_told(rm):

@@ -3,7 +3,6 @@
 Invariants (tests: `test_resmgr_model.py`, `test_resmgr_failover.py`):
 - No amount is granted twice, and what a binding held returns once, whoever dies when: every change is one call of the
   store's functions, repeated safely under the same id.
-- A caller that gives up waiting, by timeout or cancellation, holds nothing: what was granted meanwhile is handed on.
 - A binding that is lost is asked for again under the same id, ahead of newcomers, until it is granted or released.
 """
 
@@ -11,33 +10,25 @@ import asyncio
 import logging
 import math
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
 from resmgr import wire
-from resmgr.amounts import to_milli, to_units
-from resmgr.errors import (
-    BindTimeout,
-    Closed,
-    EventsLost,
-    Infeasible,
-    PoolMismatch,
-    StaleBinding,
-    StoreUnavailable,
-    UnknownHardware,
-)
+from resmgr.amounts import to_milli
+from resmgr.errors import BindTimeout, Closed, Infeasible, PoolMismatch, StaleBinding, StoreUnavailable
+from resmgr.refusals import events_lost, stale
 from resmgr.session import Session, SessionEnded
 from resmgr.status import Status, read_status
 from resmgr.store import Store
 from resmgr.values import Binding, Event, Pool, Request
+from resmgr.waiting import Ask, Waiting
 
 log = logging.getLogger("resmgr")
 
 OnRebind = Callable[[Binding, Binding | None], None]
-_Ask = Callable[[str], Awaitable[list[Any]]]
 
 
 class _Held(msgspec.Struct):
@@ -64,11 +55,10 @@ class ResourceManager:
         self._store = store
         self._session = Session(store, ttl, settle, self._on_message, self._on_renewed)
         self._held: dict[str, _Held] = {}
-        self._waits: dict[str, asyncio.Future[bytes]] = {}
         self._rebinding: dict[str, asyncio.Task[None]] = {}
         self._pools: dict[str, Pool] = {}
-        self._lost_early: dict[str, int] = {}
         self._group = asyncio.TaskGroup()
+        self._waiting = Waiting(store, self._session, self._check_open, self._spawn)
         self._runner: asyncio.Task[None] | None = None
         self._lost = 0
         self._sessions = 1
@@ -121,7 +111,7 @@ class ResourceManager:
     def stats(self) -> Stats:
         return Stats(
             held=len(self._held),
-            waiting=len(self._waits),
+            waiting=len(self._waiting),
             rebinding=len(self._rebinding),
             beats=self._session.beats,
             lost=self._lost,
@@ -178,7 +168,7 @@ class ResourceManager:
         """
         request.validate()
         key = uuid.uuid4().hex
-        binding = await self._acquire(key, key, self._ask_bind(key, request, timeout, None), timeout, request)
+        binding = await self._waiting.acquire(key, key, self._ask_bind(key, request, timeout, None), timeout, request)
         self._keep(_Held(binding, request, on_rebind))
         return binding
 
@@ -201,7 +191,7 @@ class ResourceManager:
         if answer[0] == b"stale" and not repeated:
             if held is not None and held.binding.token != binding.token:
                 self._held[binding.id] = held
-            raise _stale(binding, answer)
+            raise stale(binding, answer)
 
     async def reconfigure(self, binding: Binding, amount: float, timeout: float | None = None) -> Binding:
         """Changes the amount under the same token. Growth stays on the binding's class and may wait like a bind."""
@@ -212,7 +202,7 @@ class ResourceManager:
         request = msgspec.structs.replace(held.request, amount=amount, min_amount=None)
         request.validate()
         ask = self._ask_reconfigure(held.binding, request, timeout)
-        new = await self._acquire(binding.id + "+", binding.id, ask, timeout, request)
+        new = await self._waiting.acquire(binding.id + "+", binding.id, ask, timeout, request)
         if new.amount != amount:
             raise BindTimeout(f"amount={amount} of {binding.hardware} did not become free within {timeout} s")
         held.binding, held.request = new, request
@@ -228,9 +218,13 @@ class ResourceManager:
             await self.check(binding)
             raise StaleBinding(f"binding {binding.id} is owned by another manager; move it there")
         key = uuid.uuid4().hex
-        answer = await self._in_session("move_back", binding.id, str(binding.token), key)
+        try:
+            answer = await self._in_session("move_back", binding.id, str(binding.token), key)
+        except (asyncio.CancelledError, StoreUnavailable):
+            self._waiting.hand_on(key, key)
+            raise
         if answer[0] == b"stale":
-            raise _stale(binding, answer)
+            raise stale(binding, answer)
         if answer[0] == b"busy":
             return None
         new = wire.binding_of(key, answer[1])
@@ -244,7 +238,7 @@ class ResourceManager:
         """
         answer = await self._in_session("hold", binding.id, str(binding.token))
         if answer[0] == b"stale":
-            raise _stale(binding, answer)
+            raise stale(binding, answer)
         return wire.binding_of(binding.id, answer[1])
 
     async def check(self, binding: Binding) -> None:
@@ -258,7 +252,7 @@ class ResourceManager:
     async def _annotate(self, binding: Binding, note: bytes) -> None:
         answer = await self._call("annotate", binding.id, str(binding.token), note)
         if answer[0] == b"stale":
-            raise _stale(binding, answer)
+            raise stale(binding, answer)
 
     # --- reading
 
@@ -271,7 +265,7 @@ class ResourceManager:
             for number, packed in entries:
                 event = wire.event_of(int(number.partition("-")[0]), packed)
                 if event.id != last + 1:
-                    raise _events_lost(last, event.id)
+                    raise events_lost(last, event.id)
                 last = event.id
                 yield event
 
@@ -281,7 +275,7 @@ class ResourceManager:
             return int(last)
         kept = int(first.partition(b"-")[0]) if first else int(last) + 1
         if not kept - 1 <= since <= int(last):
-            raise _events_lost(since, kept)
+            raise events_lost(since, kept)
         return since
 
     async def status(self) -> Status:
@@ -290,77 +284,18 @@ class ResourceManager:
 
     # --- asking, waiting, giving up
 
-    def _ask_bind(self, key: str, request: Request, timeout: float | None, lost: Binding | None) -> _Ask:
+    def _ask_bind(self, key: str, request: Request, timeout: float | None, lost: Binding | None) -> Ask:
         spec, wait = wire.spec_of(request), "0" if timeout == 0 else "1"
         last = (lost.hardware, wire.whole_places(lost)) if lost else ("", b"")
         patience = math.inf if lost else None
         return lambda session: self._store.call("bind", session, key, spec, wait, *last, patience=patience)
 
-    def _ask_reconfigure(self, binding: Binding, request: Request, timeout: float | None) -> _Ask:
+    def _ask_reconfigure(self, binding: Binding, request: Request, timeout: float | None) -> Ask:
         now, then = to_milli("amount", binding.amount), to_milli("Request.amount", request.amount)
         same = msgspec.structs.replace(request, prefer=[binding.hardware], fallback=[])
         spec = wire.spec_of(same, max(then - now, 1))
         args = (binding.id, str(binding.token), now, then, spec, "0" if timeout == 0 else "1")
         return lambda session: self._store.call("reconfigure", session, *args)
-
-    async def _acquire(self, wait: str, target: str, ask: _Ask, timeout: float | None, request: Request) -> Binding:
-        """Asks, under one session after another, until the answer is final; on giving up nothing stays behind."""
-        try:
-            async with asyncio.timeout(timeout or None) as limit:
-                packed = await self._ask_and_wait(wait, ask, request)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            packed = await self._leave(wait, target, timeout, request)
-        except (asyncio.CancelledError, StoreUnavailable):
-            self._hand_on(wait, target)
-            raise
-        finally:
-            self._waits.pop(wait, None)
-        return wire.binding_of(target, packed)
-
-    async def _leave(self, wait: str, target: str, timeout: float | None, request: Request) -> bytes:
-        """Takes what was granted at the last moment, or leaves the queue."""
-        try:
-            answer = await self._store.call("withdraw", wait, target, "1", patience=0)
-        except (asyncio.CancelledError, StoreUnavailable):
-            self._hand_on(wait, target)
-            raise
-        if answer[0] == b"granted":
-            return answer[1]
-        wanted = f"{request.amount:g} of {'/'.join([*request.prefer, *request.fallback])}"
-        raise BindTimeout(f"{wanted} for {request.role!r} did not become free within {timeout} s")
-
-    async def _ask_and_wait(self, wait: str, ask: _Ask, request: Request) -> bytes:
-        while True:
-            self._check_open()
-            session = await self._session.ready()
-            self._check_open()
-            # Made before the call: the grant may arrive before its answer does.
-            granted = self._waits[wait] = asyncio.get_running_loop().create_future()
-            answer = await ask(session)
-            match answer:
-                case [b"granted", packed]:
-                    return packed
-                case [b"queued"]:
-                    try:
-                        return await granted
-                    except SessionEnded:
-                        continue
-                case [b"session"]:
-                    self._session.ended(session)
-                case _:
-                    raise _refusal(answer, request, wait)
-
-    def _hand_on(self, wait: str, target: str) -> None:
-        """Gives back, as soon as the store answers, what a caller that is gone may have been granted."""
-        keep = "1" if wait != target else "0"
-        self._lost_early.pop(target, None)
-        if self._runner is not None and not self._runner.done():
-            self._group.create_task(self._withdraw(wait, target, keep))
-
-    async def _withdraw(self, wait: str, target: str, keep: str) -> None:
-        await self._store.call("withdraw", wait, target, keep, patience=math.inf)
 
     # --- the session's side
 
@@ -374,41 +309,36 @@ class ResourceManager:
             raise
         finally:
             self._session.stop()
-            self._end_waits(Closed("the manager was closed, or its lease task failed"))
+            self._waiting.end_all(Closed("the manager was closed, or its lease task failed"))
 
-    def _end_waits(self, error: Exception) -> None:
-        for wait in self._waits:
-            self._end_wait(wait, error)
-
-    def _end_wait(self, wait: str, error: Exception) -> None:
-        future = self._waits.get(wait)
-        if future is not None and not future.done():
-            future.set_exception(error)
-            future.exception()  # the asker may be gone: nobody has to hear of it
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._runner is None or self._runner.done():
+            work.close()  # leaving the store gives everything back
+        else:
+            self._group.create_task(work)
 
     def _on_message(self, kind: str, key: str, body: bytes) -> None:
         if kind == "granted":
-            future = self._waits.get(key)
-            if future is not None and not future.done():
-                future.set_result(body)
+            held = self._held.get(key.removesuffix("+"))
+            if not self._waiting.grant(key, body) and held is not None:
+                held.binding = wire.binding_of(held.binding.id, body)  # grown, for a caller that is gone
             return
         held, token = self._held.get(key), int(body)
         if held is not None and held.binding.token == token:
             self._ask_again(held)
-        elif key in self._waits:
-            self._lost_early[key] = token
+        else:
+            self._waiting.lose(key, token)
 
     def _keep(self, held: _Held) -> None:
         """Remembers a grant; its loss may have been heard of before the grant itself."""
-        key = held.binding.id
-        self._held[key] = held
-        if self._lost_early.pop(key, None) == held.binding.token:
+        self._held[held.binding.id] = held
+        if self._waiting.was_lost(held.binding):
             self._ask_again(held)
 
     def _on_renewed(self) -> None:
         """All that stood under the last session is gone: waits ask again, pools and bindings are asked for again."""
         self._sessions += 1
-        self._end_waits(SessionEnded())
+        self._waiting.end_all(SessionEnded())
         self._group.create_task(self._restore())
 
     async def _restore(self) -> None:
@@ -421,7 +351,7 @@ class ResourceManager:
     def _ask_again(self, held: _Held) -> None:
         log.warning("binding %s (%s on %s) was lost", held.binding.id, held.binding.role, held.binding.hardware)
         lost = StaleBinding(f"binding {held.binding.id} was lost while it waited to grow")
-        self._end_wait(held.binding.id + "+", lost)
+        self._waiting.end(held.binding.id + "+", lost)
         self._rebinding[held.binding.id] = self._group.create_task(self._rebind(held))
 
     async def _rebind(self, held: _Held) -> None:
@@ -451,7 +381,7 @@ class ResourceManager:
         ask = self._ask_bind(lost.id, request, None, lost)
         while True:
             try:
-                return await self._acquire(lost.id, lost.id, ask, None, request)
+                return await self._waiting.acquire(lost.id, lost.id, ask, None, request)
             except Infeasible:
                 if loop.time() > deadline:
                     raise
@@ -478,36 +408,3 @@ class ResourceManager:
             raise Closed("this manager is closed; connect another one")
         if self._runner.done():
             raise Closed("this manager's lease task failed; see the log, then connect another one")
-
-
-def _stale(binding: Binding, answer: list[Any]) -> StaleBinding:
-    now = answer[1].decode()
-    what = f"was granted again under token {now}" if now else "was released or lost"
-    return StaleBinding(f"binding {binding.id} (token {binding.token}) {what}; bind again or use the new one")
-
-
-def _events_lost(last: int, first: int) -> EventsLost:
-    return EventsLost(f"events after {last} are gone, the next is {first}; read status() and watch from its position")
-
-
-def _refusal(answer: list[Any], request: Request, wait: str) -> Exception:
-    match answer:
-        case [b"unknown", name, known]:
-            names = ", ".join(sorted(part.decode() for part in known)) or "none: register a pool first"
-            return UnknownHardware(f"no pool has hardware class {name.decode()!r}; known are {names}")
-        case [b"infeasible", report]:
-            found = [
-                f"{name}: {to_units(fits):g} would fit (of {to_units(total):g} that match, at most "
-                f"{to_units(largest):g} on one node)"
-                for name, total, largest, fits in wire.decode_report(report)
-            ]
-            return Infeasible(f"{request.amount:g} for {request.role!r} can never be granted: {'; '.join(found)}")
-        case [b"busy"]:
-            return BindTimeout(
-                f"{request.amount:g} for {request.role!r} is not free now, and timeout=0 does not wait"
-            )
-        case [b"stale", _]:
-            return StaleBinding(f"binding {wait.removesuffix('+')} was released or lost meanwhile")
-        case [b"changed", amount]:
-            return StaleBinding(f"binding {wait.removesuffix('+')} was changed to {to_units(amount):g} meanwhile")
-    raise AssertionError(f"unknown answer {answer!r}")

@@ -130,6 +130,7 @@ function calls.bind(session, id, packed, wait, last_class, last_allocs)
   local w = waiter(id)
   if w and w.owner == session then return { 'queued' } end
   if w then dequeue(w) end
+  if call('EXISTS', P .. 'gone:' .. id) == 1 then return { 'withdrawn' } end
   local spec = read_spec(packed)
   local refused = unknown(spec)
   if refused then return refused end
@@ -141,8 +142,10 @@ function calls.bind(session, id, packed, wait, last_class, last_allocs)
   return ask({ id = id, owner = session, spec = spec, grows = '' }, near, last_class ~= '', wait == '1')
 end
 
+local REMEMBERED = 60000
+
 -- Leaves the queue. `target` is the binding that waiting was for: what it was granted in the meantime is kept for a
--- caller that takes it, and released for one that does not.
+-- caller that takes it, and released for one that does not. A request that has not arrived yet finds itself withdrawn.
 function calls.withdraw(id, target, keep)
   local w = waiter(id)
   if w then
@@ -150,7 +153,10 @@ function calls.withdraw(id, target, keep)
     return { 'withdrawn' }
   end
   local packed = call('HGET', P .. 'bindings', target)
-  if not packed then return { 'withdrawn' } end
+  if not packed then
+    if id == target then call('SET', P .. 'gone:' .. id, '', 'PX', REMEMBERED) end
+    return { 'withdrawn' }
+  end
   if keep == '1' then return { 'granted', packed } end
   finish(target, unpack_record(packed), 'released', 'cancelled')
   return { 'withdrawn' }
@@ -169,7 +175,7 @@ function calls.reconfigure(session, id, token, from, to, packed, wait)
   local rec, answer = current(id, token)
   if not rec then return answer end
   if rec.amount == tonumber(to) then return { 'granted', pack(rec) } end
-  if rec.amount ~= tonumber(from) then return { 'changed', rec.amount } end
+  if rec.amount ~= tonumber(from) then return { 'changed', pack(rec) } end
   if tonumber(to) < rec.amount then return { 'granted', shrink(id, rec, rec.amount - tonumber(to)) } end
   local grow = id .. '+'
   if call('HEXISTS', P .. 'waiters', grow) == 1 then return { 'queued' } end
@@ -184,6 +190,7 @@ function calls.move_back(session, id, token, new)
   if have then return { 'granted', have } end
   local rec, answer = current(id, token)
   if not rec then return answer end
+  if call('EXISTS', P .. 'gone:' .. new) == 1 then return { 'withdrawn' } end
   local fallen = call('HGET', P .. 'fell:' .. rec.owner, id)
   local spec = fallen and read_spec(cmsgpack.unpack(fallen)[1])
   local class = spec and better(spec, rec.amount)

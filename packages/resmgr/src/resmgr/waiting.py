@@ -1,0 +1,123 @@
+"""Asking for something that may have to wait, and giving up on it.
+
+Invariants (tests: `test_resmgr_queue.py`):
+- A caller that gives up, by timeout or cancellation, holds nothing: what was granted meanwhile is handed on. The
+  store remembers a withdrawal, so that the request it overtook on the way is not granted after it.
+- The grant is waited for before it is asked for, so that it cannot be missed.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from resmgr import wire
+from resmgr.errors import StoreUnavailable
+from resmgr.refusals import refusal, timed_out
+from resmgr.session import Session, SessionEnded
+from resmgr.store import Store
+from resmgr.values import Binding, Request
+
+Ask = Callable[[str], Awaitable[list[Any]]]
+
+
+class Waiting:
+    """The requests of one manager that have no final answer yet."""
+
+    def __init__(
+        self,
+        store: Store,
+        session: Session,
+        check_open: Callable[[], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._store = store
+        self._session = session
+        self._check_open = check_open
+        self._spawn = spawn
+        self._granted: dict[str, asyncio.Future[bytes]] = {}
+        self._lost: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._granted)
+
+    async def acquire(self, wait: str, target: str, ask: Ask, timeout: float | None, request: Request) -> Binding:
+        """Asks, under one session after another, until the answer is final. `target` is the binding it is about."""
+        try:
+            async with asyncio.timeout(timeout or None) as limit:
+                packed = await self._ask(wait, target, ask, request)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            packed = await self._leave(wait, target, timeout, request)
+        except (asyncio.CancelledError, StoreUnavailable):
+            self.hand_on(wait, target)
+            raise
+        finally:
+            self._granted.pop(wait, None)
+        return wire.binding_of(target, packed)
+
+    async def _ask(self, wait: str, target: str, ask: Ask, request: Request) -> bytes:
+        while True:
+            self._check_open()
+            session = await self._session.ready()
+            self._check_open()
+            granted = self._granted[wait] = asyncio.get_running_loop().create_future()
+            answer = await ask(session)
+            match answer:
+                case [b"granted", packed]:
+                    return packed
+                case [b"queued"]:
+                    try:
+                        return await granted
+                    except SessionEnded:
+                        continue
+                case [b"session"]:
+                    self._session.ended(session)
+                case _:
+                    raise refusal(answer, request, target)
+
+    async def _leave(self, wait: str, target: str, timeout: float | None, request: Request) -> bytes:
+        """Takes what was granted at the last moment, or leaves the queue."""
+        try:
+            answer = await self._store.call("withdraw", wait, target, "1", patience=0)
+        except (asyncio.CancelledError, StoreUnavailable):
+            self.hand_on(wait, target)
+            raise
+        if answer[0] == b"granted":
+            return answer[1]
+        raise timed_out(request, timeout)
+
+    def hand_on(self, wait: str, target: str) -> None:
+        """Gives back, as soon as the store answers, what a caller that is gone may have been granted."""
+        self._lost.pop(target, None)
+        self._spawn(self._withdraw(wait, target))
+
+    async def _withdraw(self, wait: str, target: str) -> None:
+        keep = "1" if wait != target else "0"
+        await self._store.call("withdraw", wait, target, keep, patience=math.inf)
+
+    def grant(self, wait: str, packed: bytes) -> bool:
+        """The store granted what waited; False when nobody waits for it any more."""
+        future = self._granted.get(wait)
+        if future is not None and not future.done():
+            future.set_result(packed)
+        return future is not None
+
+    def end(self, wait: str, error: Exception) -> None:
+        future = self._granted.get(wait)
+        if future is not None and not future.done():
+            future.set_exception(error)
+            future.exception()  # the asker may be gone: nobody has to hear of it
+
+    def end_all(self, error: Exception) -> None:
+        for wait in self._granted:
+            self.end(wait, error)
+
+    def lose(self, target: str, token: int) -> None:
+        """A binding was lost of which only the asker may know yet that it was granted."""
+        if target in self._granted:
+            self._lost[target] = token
+
+    def was_lost(self, binding: Binding) -> bool:
+        return self._lost.pop(binding.id, None) == binding.token
