@@ -19,7 +19,8 @@ from .errors import Aborted, DuplicateRequest, UpdateFailed, WorkerLost, WrongSt
 from .values import Ack, FinishReason, GenerateRequest, GenerateResult, Partial, Span, Timing, extend_partial
 from .worker import Role
 
-_EPS = 1e-9
+_SOON = 1e-6
+"""Events closer than this many seconds are one: loops do not tell their times apart."""
 
 
 class _Job:
@@ -236,12 +237,12 @@ class SimWorker:
     def _fire(self) -> bool:
         """Handle what is due; whether there was anything."""
         fired = False
-        while self._decoding and self._decoding[0][0] <= self._progress + _EPS:
+        while self._decoding and self._decoding[0][0] <= self._progress + _SOON * self._rate():
             job = self._jobs[self._decoding[0][1]]
-            self._settle(job)
+            self._make(job, job.length - job.made)
             self._finish(job)
             fired = True
-        while self._prefilling and self._prefilling[0].prefill <= _EPS * self._prefill_rate:
+        while self._prefilling and self._prefilling[0].prefill <= _SOON * self._prefill_rate:
             job = self._prefilling.popleft()
             job.joined = self._progress
             heapq.heappush(self._decoding, (self._progress + job.length - job.made, job.request.request_id))
@@ -253,7 +254,7 @@ class SimWorker:
             self._timer.cancel()
             self._timer = None
         if (step := self._until_next()) is not None:
-            self._timer = asyncio.get_running_loop().call_at(self._at + step, self._tick)
+            self._timer = asyncio.get_running_loop().call_at(self._at + max(step, _SOON), self._tick)
 
     def _tick(self) -> None:
         self._advance()
@@ -261,14 +262,15 @@ class SimWorker:
 
     def _settle(self, job: _Job) -> None:
         """Count the whole tokens that a decoding job made under this version."""
-        if job.joined is None:
-            return
+        if job.joined is not None:
+            self._make(job, int(self._progress - job.joined + _SOON * self._rate()))
+            job.joined = self._progress
+
+    def _make(self, job: _Job, tokens: int) -> None:
         assert self.version is not None
-        new = min(int(self._progress - job.joined + _EPS), job.length - job.made)
-        if new > 0:
-            job.spans.append(Span(self.version, job.made, job.made + new))
-            job.made += new
-        job.joined = self._progress
+        if tokens > 0:
+            job.spans.append(Span(self.version, job.made, job.made + tokens))
+            job.made += tokens
 
     def _partial(self, job: _Job) -> Partial:
         start = len(job.request.resume.token_ids) if job.request.resume else 0

@@ -1,0 +1,17 @@
+"""Where time matters, async tests run on virtual time: a wait that nothing can end fails at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import async_solipsism
+import pytest
+
+VIRTUAL = {"test_llmproxy_proxy.py", "test_llmproxy_updates.py", "test_llmproxy_sim.py", "test_llmproxy_routing.py"}
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if item.path.name in VIRTUAL:
+        return {"virtual": async_solipsism.EventLoop}
+    return {"real": asyncio.new_event_loop}

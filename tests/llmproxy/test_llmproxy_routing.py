@@ -1,0 +1,164 @@
+"""Where requests go: by class, by own worker, by load, and spread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from random import Random
+
+import pytest
+
+from llmproxy import AffinityRouter, Fleet, GenerateRequest, LLMProxy, SimWorker, Slot, less_loaded
+
+
+def fleet_of(*workers: SimWorker, gone: tuple[str, ...] = ()) -> Fleet:
+    fleet = Fleet()
+    for worker in workers:
+        fleet.add(worker)
+    fleet.refresh(lambda id: id not in gone)
+    return fleet
+
+
+def request(id: str = "t", tokens: int = 100, task: str = "default") -> GenerateRequest:
+    return GenerateRequest(id, [1] * tokens, 10, task=task)
+
+
+def mixed(count: int = 2) -> list[SimWorker]:
+    return [SimWorker(f"{hardware}-{i}", hardware=hardware) for hardware in ("H800", "H20") for i in range(count)]
+
+
+def place(router: AffinityRouter, fleet: Fleet, asked: GenerateRequest) -> Slot:
+    slot = router.choose(asked, fleet)
+    assert slot is not None
+    slot.charge(asked.tokens)
+    return slot
+
+
+@pytest.mark.parametrize(("task", "hardware"), [("FrozenLake", "H800"), ("math", "H20"), ("default", "H20")])
+def test_the_task_decides_the_class(task: str, hardware: str) -> None:
+    router = AffinityRouter({"FrozenLake": "H800", "default": "H20"})
+    fleet = fleet_of(*mixed())
+    assert {place(router, fleet, request(f"t{i}", task=task)).hardware for i in range(20)} == {hardware}
+    assert not any(name.startswith("fallback") for name in router.stats())
+
+
+def test_a_task_without_a_class_goes_anywhere() -> None:
+    fleet = fleet_of(*mixed())
+    assert {place(AffinityRouter({"other": "H800"}), fleet, request(f"t{i}")).hardware for i in range(40)} == {
+        "H800",
+        "H20",
+    }
+
+
+def test_falls_back_when_the_class_is_gone_and_counts_it() -> None:
+    router = AffinityRouter({"FrozenLake": "H800"})
+    fleet = fleet_of(*mixed(1), gone=("H800-0",))
+    assert place(router, fleet, request(task="FrozenLake")).id == "H20-0"
+    assert router.stats()["fallback/FrozenLake/H800/H20"] == 1
+
+
+def test_falls_back_only_where_it_may() -> None:
+    fleet = fleet_of(*mixed(1), gone=("H800-0",))
+    assert AffinityRouter({"default": "H800"}, fallback={}).choose(request(), fleet) is None
+    listed = AffinityRouter({"default": "H800"}, fallback={"H800": ["H20"]})
+    assert place(listed, fleet, request()).id == "H20-0"
+
+
+def test_a_saturated_class_overflows_until_the_others_are_full_too() -> None:
+    router = AffinityRouter({"default": "H800"}, saturation=250)
+    fleet = fleet_of(*mixed(1))
+    went = [place(router, fleet, request(f"t{i}")).hardware for i in range(7)]
+    assert went == ["H800"] * 3 + ["H20"] * 3 + ["H800"]
+    assert router.stats()["fallback/default/H800/H20"] == 3
+
+
+def test_later_turns_stay_until_waiting_costs_more_than_a_new_prefill() -> None:
+    router = AffinityRouter(slack=1_000)
+    fleet = fleet_of(SimWorker("a"), SimWorker("b"))
+    own, other = (slot for slot in fleet)
+    router.served(request("t"), own)
+    own.charge(1_000)
+    assert all(router.choose(request("t"), fleet) is own for _ in range(20))
+    own.charge(1)
+    assert any(router.choose(request("t"), fleet) is other for _ in range(20))
+
+
+def test_an_update_makes_trajectories_free_to_move() -> None:
+    router = AffinityRouter()
+    fleet = fleet_of(SimWorker("a"), SimWorker("b"))
+    own, other = (slot for slot in fleet)
+    router.served(request("t"), own)
+    own.charge(500)
+    assert all(router.choose(request("t"), fleet) is own for _ in range(20))
+    router.flushed()
+    assert any(router.choose(request("t"), fleet) is other for _ in range(20))
+
+
+def test_a_trajectory_whose_worker_is_fenced_goes_elsewhere() -> None:
+    router = AffinityRouter()
+    fleet = fleet_of(SimWorker("a"), SimWorker("b"))
+    own, other = (slot for slot in fleet)
+    router.served(request("t"), own)
+    fleet.refresh(lambda id: id != own.id)
+    assert router.choose(request("t"), fleet) is other
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    router = AffinityRouter(remember=10)
+    fleet = fleet_of(SimWorker("a"))
+    (slot,) = fleet
+    for i in range(100):
+        router.served(request(f"t{i}"), slot)
+    assert router.stats()["homes"] == 10
+
+
+def test_only_workers_that_take_the_context_are_chosen() -> None:
+    fleet = fleet_of(SimWorker("short", context_limit=200), SimWorker("long", context_limit=2_000))
+    went = {
+        tokens: {place(AffinityRouter(), fleet, request(f"t{i}", tokens)).id for i in range(30)}
+        for tokens in (50, 500)
+    }
+    assert went == {50: {"short", "long"}, 500: {"long"}}
+
+
+def test_ties_are_equally_likely() -> None:
+    fleet = fleet_of(*(SimWorker(f"w{i}") for i in range(8)))
+    random = Random(1)
+    slots = list(fleet)
+    counts = Counter(less_loaded(slots, random).id for _ in range(8_000))
+    assert len(counts) == 8 and max(counts.values()) < 1_150 and min(counts.values()) > 850
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_burst_of_first_turns_spreads(seed: int) -> None:
+    """64 members of a few groups, all at once: near 8 on each of 8 workers."""
+    router = AffinityRouter(random=Random(seed))
+    fleet = fleet_of(*(SimWorker(f"w{i}") for i in range(8)))
+    for i in range(64):
+        place(router, fleet, request(f"t{i}", 200))
+    assert all(5 <= slot.running <= 11 for slot in fleet)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_prompts_of_equal_length_do_not_land_on_one_worker(seed: int) -> None:
+    """The whole proxy, one after the other, each finished before the next: every load is 0 and all tie."""
+    workers = [SimWorker(f"w{i}") for i in range(4)]
+    proxy = LLMProxy(workers, router=AffinityRouter(random=Random(seed)))
+    went = Counter([(await proxy.generate(GenerateRequest(f"t{i}", [i + 1] * 50, 1))).worker for i in range(40)])
+    assert len(went) == 4 and max(went.values()) <= 20
+
+
+async def test_a_long_queue_is_avoided_even_by_few_requests() -> None:
+    """Load is tokens, not requests: one long prompt outweighs several short ones."""
+    workers = [SimWorker("a", prefill_rate=1.0), SimWorker("b", prefill_rate=1.0)]
+    proxy = LLMProxy(workers, router=AffinityRouter(random=Random(0)))
+    tasks = [asyncio.create_task(proxy.generate(GenerateRequest("long", [1] * 50_000, 1)))]
+    await asyncio.sleep(0)
+    busy = next(stats.id for stats in proxy.stats().workers if stats.running)
+    tasks += [asyncio.create_task(proxy.generate(GenerateRequest(f"t{i}", [1] * 50, 1))) for i in range(12)]
+    await asyncio.sleep(0)
+    running = {stats.id: stats.running for stats in proxy.stats().workers}
+    # Two random looks find the busy worker alone with probability 1/4 each.
+    assert running.pop(busy) <= 7 and sum(running.values()) >= 6
+    await proxy.close()
+    await asyncio.gather(*tasks, return_exceptions=True)
