@@ -6,12 +6,12 @@ Invariant: an answer without a message's text is an error, never an empty action
 
 import re
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from envmanager.errors import PolicyError, RewardError, RolloutError
-from envmanager.posting import Posts, PostStats
+from envmanager.posting import Caller, Posts
 from envmanager.values import Action, Episode, Trajectory
 
 Message = dict[str, str]
@@ -31,7 +31,9 @@ class _Completion(msgspec.Struct):
 
 
 class Chat:
-    """`URL/chat/completions` of one model. `sampling` goes into each request (temperature, max_tokens, ...)."""
+    """`URL/chat/completions` of one model. `sampling` goes into each request (temperature, max_tokens, ...);
+    `options` are those of `Posts`: timeout, retries, concurrency, first_wait.
+    """
 
     def __init__(
         self,
@@ -40,7 +42,7 @@ class Chat:
         failure: type[RolloutError],
         api_key: str,
         sampling: dict[str, Any],
-        options: dict[str, Any],
+        **options: Any,
     ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.posts = Posts(f"{url.rstrip('/')}/chat/completions", failure, headers=headers, **options)
@@ -56,10 +58,9 @@ class Chat:
             raise self._failure(f"{self.posts.url} answered {text!r}; no message in it ({error})") from error
 
 
-class ChatPolicy:
+class ChatPolicy(Caller):
     """Plays with a chat model. With `history` it is told the whole episode each turn, else only the latest
-    observation. `options` are those of `Posts`: timeout, retries, concurrency, first_wait. Use it as an async
-    context, or close it.
+    observation. Use it as an async context, or close it.
     """
 
     def __init__(
@@ -73,25 +74,14 @@ class ChatPolicy:
         sampling: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self._chat = Chat(url, model, PolicyError, api_key, sampling or {}, options)
+        self._chat = Chat(url, model, PolicyError, api_key, sampling or {}, **options)
+        super().__init__(self._chat.posts)
         self._system = system
         self._history = history
 
     async def act(self, episode: Episode) -> Action:
         text = await self._chat.say(self._messages(episode))
         return Action(text=text, new_segment=not self._history)
-
-    def stats(self) -> PostStats:
-        return self._chat.posts.stats
-
-    async def close(self) -> None:
-        await self._chat.posts.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def _messages(self, episode: Episode) -> list[Message]:
         messages = [{"role": "system", "content": self._system}] if self._system else []
@@ -109,7 +99,7 @@ def last_number(text: str) -> float:
     return float(numbers[-1])
 
 
-class JudgeReward:
+class JudgeReward(Caller):
     """A chat model as a reward client: `prompt(trajectory)` is the question, `parse(answer)` the reward."""
 
     def __init__(
@@ -123,21 +113,10 @@ class JudgeReward:
         sampling: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self._chat = Chat(url, model, RewardError, api_key, {"temperature": 0.0} | (sampling or {}), options)
+        self._chat = Chat(url, model, RewardError, api_key, {"temperature": 0.0} | (sampling or {}), **options)
+        super().__init__(self._chat.posts)
         self._prompt = prompt
         self._parse = parse
 
     async def __call__(self, trajectory: Trajectory) -> float:
         return self._parse(await self._chat.say([{"role": "user", "content": self._prompt(trajectory)}]))
-
-    def stats(self) -> PostStats:
-        return self._chat.posts.stats
-
-    async def close(self) -> None:
-        await self._chat.posts.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()

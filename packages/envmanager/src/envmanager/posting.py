@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -131,6 +131,25 @@ class Posts:
             raise _TryAgain(text, min(float(after), LONGEST_WAIT_S) if after.isdecimal() else 0.0)
         size = f" and more than {LARGEST_ANSWER} bytes" if status == 200 else ""
         raise self._failure(f"{self.url} {text}{size}; repeating would not change that")
+
+
+class Caller:
+    """What all that call through `Posts` have in common: counts, an end, and use as an async context."""
+
+    def __init__(self, posts: Posts) -> None:
+        self._posts = posts
+
+    def stats(self) -> PostStats:
+        return self._posts.stats
+
+    async def close(self) -> None:
+        await self._posts.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 async def _limited(stream: "aiohttp.StreamReader") -> bytes:

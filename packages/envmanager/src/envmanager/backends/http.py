@@ -10,16 +10,16 @@ Invariants:
 
 import uuid
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from envmanager.backends.wire import Ask, Call, Told, opened
 from envmanager.errors import InfrastructureError
-from envmanager.posting import Posts, PostStats
+from envmanager.posting import Caller, Posts
 
 
-class HTTPBackend:
+class HTTPBackend(Caller):
     """A factory of environments at a server's URL. Needs the extra `http`. Use it as an async context, or close it.
 
     A call that takes longer than `poll_s` is asked for again; the environment does not notice.
@@ -39,7 +39,7 @@ class HTTPBackend:
         first_wait: float = 0.5,
     ) -> None:
         authorization = {"Authorization": f"Bearer {token}"} if token else {}
-        self._posts = Posts(
+        posts = Posts(
             url.rstrip("/"),
             InfrastructureError,
             timeout=poll_s,
@@ -48,21 +48,10 @@ class HTTPBackend:
             headers={"Content-Type": "application/msgpack"} | authorization | dict(headers or {}),
             first_wait=first_wait,
         )
+        super().__init__(posts)
 
     def __call__(self, key: str) -> "HTTPEnv":
         return HTTPEnv(self._posts, key)
-
-    def stats(self) -> PostStats:
-        return self._posts.stats
-
-    async def close(self) -> None:
-        await self._posts.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 class HTTPEnv:

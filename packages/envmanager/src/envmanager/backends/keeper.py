@@ -60,7 +60,7 @@ def reap_all() -> None:
             return
 
 
-def start_worker(target: str, memory: int, output: int) -> int:
+def start_worker(memory: int, output: int) -> int:
     """Forks the worker: requests and replies on new descriptors, its standard output and error into `output`."""
     pid = os.fork()
     if pid:
@@ -77,7 +77,7 @@ def start_worker(target: str, memory: int, output: int) -> int:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     from envmanager.backends.worker import serve
 
-    serve(target, requests, replies)
+    serve(requests, replies)
     os._exit(0)
 
 
@@ -114,7 +114,7 @@ def obituary(status: int, tail: bytes) -> str:
     return f"{how}; its last output: {said}" if said else how
 
 
-def main(parent: int, target: str, memory: int) -> NoReturn:
+def main(parent: int, memory: int) -> NoReturn:
     adopt_orphans()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -124,7 +124,7 @@ def main(parent: int, target: str, memory: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's interrupt is for the loop, which ends this process
     end_with(parent)
     output, into = os.pipe()
-    worker = start_worker(target, memory, into)
+    worker = start_worker(memory, into)
     os.close(into)
     os.close(0)
     status, tail = watch(worker, output, reading)
@@ -135,4 +135,4 @@ def main(parent: int, target: str, memory: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -27,8 +27,7 @@ REAP_S = 5.0
 class Process:
     """A keeper and its worker. `fit` until something went wrong with it."""
 
-    def __init__(self, target: str, memory: int | None = None, environ: Mapping[str, str] | None = None) -> None:
-        self._target = target
+    def __init__(self, memory: int | None = None, environ: Mapping[str, str] | None = None) -> None:
         self._memory = memory or 0
         self._environ = environ or {}
         self._decoder = msgspec.msgpack.Decoder(Told)
@@ -37,9 +36,7 @@ class Process:
         self.fit = False  # until it runs
 
     async def start(self) -> None:
-        """Returns when the process exists, at once if it does; its first call waits for what it must import."""
-        if self._keeper is not None:
-            return
+        """Returns when the process exists; its first call waits for what it must import."""
         environ = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | dict(os.environ) | dict(self._environ)
         environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self._keeper = await asyncio.create_subprocess_exec(
@@ -47,7 +44,6 @@ class Process:
             "-P",
             KEEPER,
             str(os.getpid()),
-            self._target,
             str(self._memory),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

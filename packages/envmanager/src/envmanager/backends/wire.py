@@ -27,11 +27,11 @@ FAILURES: dict[str, type[RolloutError]] = {
     failure.kind: failure for failure in (DataError, DeadlineExceeded, InfrastructureError, PolicyError, RewardError)
 }
 
-Call = Literal["make", "reset", "step", "close", "score"]
+Call = Literal["load", "make", "reset", "step", "close", "score"]
 
 
 class Ask(msgspec.Struct, array_like=True, frozen=True):
-    """One call for the environment of an incarnation, or `score` for a reward function."""
+    """`load` for a process; then the calls of an incarnation's environment, or `score` for a reward function."""
 
     incarnation: int
     call: Call

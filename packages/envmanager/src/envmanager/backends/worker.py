@@ -17,17 +17,16 @@ from envmanager.backends.wire import HEADER_BYTES, Ask, Told, frame, read_exactl
 from envmanager.contract import check_reset, check_score, check_step, plain
 from envmanager.errors import RewardError, RolloutError
 from envmanager.host import typed
-from envmanager.naming import imported, named
+from envmanager.naming import named
 from envmanager.values import Trajectory
 
 
 class Worker:
     """One process's environment, or none between two incarnations."""
 
-    def __init__(self, target: str) -> None:
-        self._target = target
+    def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._factory: Callable[[Any], Any] | None = None
+        self._target: Callable[[Any], Any]
         self._env: Any = None
 
     def answer(self, ask: Ask) -> Told:
@@ -38,10 +37,13 @@ class Worker:
             return Told(ask.incarnation, None, failure.kind, str(failure))
         return Told(ask.incarnation, value)
 
+    def load(self, target: str) -> None:
+        """Imports the factory or the function, once."""
+        self._target = named(target)
+
     def make(self, key: str) -> str:
         """-> the environment's task."""
-        self._factory = self._factory or named(self._target)
-        self._env = self._factory(key)
+        self._env = self._target(key)
         return str(getattr(self._env, "task", "default"))
 
     def reset(self, seed: int) -> tuple[Any, ...]:
@@ -60,9 +62,8 @@ class Worker:
         return not children(os.getpid())
 
     def score(self, trajectory: bytes) -> float:
-        self._factory = self._factory or imported(self._target)
         decoded = msgspec.msgpack.decode(trajectory, type=Trajectory)
-        return check_score(self._awaited(self._factory(decoded)))
+        return check_score(self._awaited(self._target(decoded)))
 
     def _awaited(self, value: Any) -> Any:
         return self._loop.run_until_complete(value) if inspect.isawaitable(value) else value
@@ -74,10 +75,10 @@ def _unscored(error: BaseException) -> RolloutError:
     return RewardError(f"the reward raised {type(error).__name__}: {str(error)[:500]}")
 
 
-def serve(target: str, requests: int, replies: int) -> None:
+def serve(requests: int, replies: int) -> None:
     """Answers until the requests end."""
     adopt_orphans()  # so that what an environment left behind is seen at its close
-    worker = Worker(target)
+    worker = Worker()
     decoder = msgspec.msgpack.Decoder(Ask)
     while len(header := read_exactly(requests, HEADER_BYTES)) == HEADER_BYTES:
         ask = decoder.decode(read_exactly(requests, int.from_bytes(header, "little")))

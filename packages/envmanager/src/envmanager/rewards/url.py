@@ -5,12 +5,12 @@ Invariant: an answer without a finite `reward` is an error
 """
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from envmanager.errors import RewardError
-from envmanager.posting import Posts, PostStats
+from envmanager.posting import Caller, Posts
 from envmanager.values import Trajectory
 
 
@@ -20,7 +20,7 @@ class Answer(msgspec.Struct):
     reward: float
 
 
-class URLReward:
+class URLReward(Caller):
     """POSTs `encode(trajectory)` to the URL and reads `{"reward": number}`; `options` are those of `Posts`:
     timeout, retries, concurrency, headers, first_wait. Use it as an async context, or close it.
     """
@@ -28,7 +28,7 @@ class URLReward:
     def __init__(
         self, url: str, *, encode: Callable[[Trajectory], bytes] = msgspec.json.encode, **options: Any
     ) -> None:
-        self._posts = Posts(url, RewardError, **options)
+        super().__init__(Posts(url, RewardError, **options))
         self._encode = encode
 
     async def __call__(self, trajectory: Trajectory) -> float:
@@ -39,15 +39,3 @@ class URLReward:
             text = answer[:200].decode(errors="replace")
             said = f'{self._posts.url} answered {text!r}; answer {{"reward": number}} ({error})'
             raise RewardError(said) from error
-
-    def stats(self) -> PostStats:
-        return self._posts.stats
-
-    async def close(self) -> None:
-        await self._posts.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
