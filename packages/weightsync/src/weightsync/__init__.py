@@ -2,10 +2,11 @@
 
 from weightsync.errors import *  # noqa: F403
 from weightsync.errors import __all__ as _errors
-from weightsync.files import FileStore, SharedMemoryStore
+from weightsync.files import FileStore
 from weightsync.inspection import VersionInfo, inspect
 from weightsync.manifest import Bucket, Manifest, Plan, TensorMeta
 from weightsync.publisher import Publisher, Push
+from weightsync.shm import SharedMemoryStore
 from weightsync.store import MemoryStore, Missing, Store
 from weightsync.subscriber import Commit, Load, Staged, Subscriber
 from weightsync.tensors import Tensor

@@ -1,4 +1,4 @@
-"""Stores made of files: a folder of any file system, or of this host's shared memory.
+"""A store made of files, in a folder of any file system.
 
 An object is written under a hidden name and then renamed, so that it appears whole or not at all, and what a
 killed writer left is removed together with its key (`test_weightsync_faults.py`).
@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from weightsync.blocking import in_thread
-from weightsync.errors import BadConfig, StoreError, StoreFull, StoreUnavailable
+from weightsync.errors import StoreError, StoreFull, StoreUnavailable
 from weightsync.notify import FolderWatch
 from weightsync.store import Missing
 from weightsync.tensors import Bytes
 
-__all__ = ["FileStore", "SharedMemoryStore"]
+__all__ = ["FileStore"]
 
 # The most buffers that one writev takes (IOV_MAX on Linux).
 _MAX_PARTS = 1024
@@ -117,24 +116,6 @@ class FileStore:
         for key in keys:
             self._path(key).unlink(missing_ok=True)
             self._path(f".{key}.part").unlink(missing_ok=True)
-
-
-class SharedMemoryStore(FileStore):
-    """A named folder of /dev/shm: every process of this host that opens the name sees the same versions.
-
-    It survives its processes; `unlink()` frees the memory.
-    """
-
-    def __init__(self, name: str) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
-            raise BadConfig(f"shared memory store name {name!r}: use letters, digits, '.', '_' and '-'")
-        super().__init__(f"/dev/shm/weightsync-{name}", durable=False)
-
-    def unlink(self) -> None:
-        """Remove the store and all that is in it."""
-        for path in self.folder.iterdir():
-            path.unlink(missing_ok=True)
-        self.folder.rmdir()
 
 
 def _batches(parts: Sequence[bytes | memoryview]) -> Iterator[list[memoryview]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from weightsync.errors import BadConfig
-from weightsync.files import FileStore, SharedMemoryStore
+from weightsync.files import FileStore
+from weightsync.shm import SharedMemoryStore
 from weightsync.store import MemoryStore, Store
 
 __all__ = ["open_store"]
