@@ -104,6 +104,25 @@ async def test_an_environment_made_too_late_is_closed():
     assert made[0].log == ["close"]
 
 
+async def test_an_async_environment_made_too_late_is_closed():
+    gate, closed = threading.Event(), threading.Event()
+
+    class Async:
+        async def reset(self, seed: int | None = None) -> Any: ...
+
+        async def close(self) -> None:
+            closed.set()
+
+    def make_env(key: str) -> Async:
+        assert gate.wait(30)
+        return Async()
+
+    with pytest.raises(DeadlineExceeded, match="reset took longer"):
+        await EnvManager(make_env, Instant(), limits=Limits(reset_timeout=0.05)).run("late", 0)
+    gate.set()
+    assert await ended("late") and closed.is_set()
+
+
 async def test_stuck_limit():
     gate = threading.Event()
 

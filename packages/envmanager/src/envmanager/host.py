@@ -5,8 +5,9 @@ Invariant: an environment that was made is closed exactly once, and killed if it
 ends (test_envmanager_scheduler.py::test_nothing_is_alive_after_any_interleaving).
 """
 
+import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from envmanager.contract import check_reset, check_step
@@ -43,6 +44,10 @@ def typed(error: BaseException, what: str) -> RolloutError:
     return failure
 
 
+async def _finished(closing: Awaitable[Any]) -> None:
+    await closing
+
+
 class EnvHost:
     """Makes the environment of a key at reset, and speaks its five-tuple, checked."""
 
@@ -76,7 +81,7 @@ class EnvHost:
         thread, self._thread = self._thread, None
         try:
             if thread is not None:
-                _, error = await thread.end(self._close)
+                _, error = await thread.end(self._close_there)
             else:
                 _, error = await self._here("close", self._close)
             if error is not None:
@@ -101,6 +106,12 @@ class EnvHost:
     def _close(self) -> Any:
         close = getattr(self._env, "close", None)
         return close() if close is not None else None
+
+    def _close_there(self) -> None:
+        """In the thread; an async environment is here only when its making was given up before it could leave."""
+        closing = self._close()
+        if inspect.isawaitable(closing):
+            asyncio.run(_finished(closing))
 
     async def _call(self, what: str, function: Callable[[], Any], seconds: float | None = None) -> Any:
         if self._thread is not None:

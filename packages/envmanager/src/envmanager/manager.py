@@ -70,8 +70,8 @@ class EnvManager:
     async def run(self, key: str, seed: int, ticket: Ticket | None = None) -> Trajectory:
         """One episode, from making its environment to closing it."""
         if self.phase != "idle":
-            key = self.episode.key if self.episode is not None else ""
-            raise Busy(f"this EnvManager is running {key!r}; use one for each episode at a time")
+            running = self.episode.key if self.episode is not None else ""
+            raise Busy(f"this EnvManager is running {running!r}; use one for each episode at a time")
         self.incarnation += 1
         self._stamped = False
         name = str(ticket.id) if ticket is not None else f"{key}-{uuid.uuid4().hex[:12]}"
