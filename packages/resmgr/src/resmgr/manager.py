@@ -19,7 +19,8 @@ import msgspec
 from resmgr import wire
 from resmgr.amounts import to_milli
 from resmgr.errors import BindTimeout, Closed, Infeasible, PoolMismatch, StaleBinding, StoreUnavailable
-from resmgr.refusals import events_lost, stale
+from resmgr.events import watch
+from resmgr.refusals import stale
 from resmgr.session import Session, SessionEnded
 from resmgr.status import Status, read_status
 from resmgr.store import Store
@@ -258,25 +259,9 @@ class ResourceManager:
 
     async def watch(self, since: int | None = None) -> AsyncIterator[Event]:
         """Yields events after id `since`, or from now on; `EventsLost` where the next one is no longer kept."""
-        last = await self._position(since)
-        async for entries in self._store.follow("events", f"{last}-0"):
-            if not entries:
-                await self._position(last)
-            for number, packed in entries:
-                event = wire.event_of(int(number.partition("-")[0]), packed)
-                if event.id != last + 1:
-                    raise events_lost(last, event.id)
-                last = event.id
-                yield event
-
-    async def _position(self, since: int | None) -> int:
-        _, first, last = await self._call("position")
-        if since is None:
-            return int(last)
-        kept = int(first.partition(b"-")[0]) if first else int(last) + 1
-        if not kept - 1 <= since <= int(last):
-            raise events_lost(since, kept)
-        return since
+        self._check_open()
+        async for event in watch(self._store, since):
+            yield event
 
     async def status(self) -> Status:
         """Pools, bindings, queue and leases at one instant."""

@@ -29,7 +29,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 class Status(msgspec.Struct, frozen=True):
     """`leases` are the seconds that sessions have left; `notes` what was annotated to bindings; `position` is the
-    id of the last event.
+    id of the last event; `counts` say how often each kind of event happened.
     """
 
     pools: tuple[PoolStatus, ...]
@@ -37,9 +37,13 @@ class Status(msgspec.Struct, frozen=True):
     waiting: tuple[Waiting, ...]
     leases: dict[str, float]
     notes: dict[str, dict[str, str]]
+    counts: dict[str, int]
     position: int
     ttl: float
+    schema: str
 
+
+SCHEMA = "1"
 
 _waiter = msgspec.msgpack.Decoder(tuple[str, str, int, tuple[str, ...], int])
 _note = msgspec.msgpack.Decoder(dict[str, str])
@@ -50,7 +54,7 @@ def _pairs(flat: list[bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 def read_status(answer: list[Any]) -> Status:
-    _, (_, ttl, clock, events), pools, room, bindings, waiters, leases, notes = answer
+    _, (schema, ttl, clock, events), pools, room, bindings, waiters, leases, notes, counts = answer
     free: dict[str, int] = {}
     for whole, shares in zip(room[::2], room[1::2], strict=True):
         for place, units in _pairs(whole):
@@ -67,7 +71,9 @@ def read_status(answer: list[Any]) -> Status:
         leases={key: (int(end) - int(clock)) / 1000 for key, end in _pairs(leases)},
         notes={key: _note.decode(note) for key, note in _pairs(notes)},
         position=int(events or 0),
-        ttl=int(ttl) / 1000,
+        counts={kind: int(count) for kind, count in _pairs(counts)},
+        ttl=int(ttl or 0) / 1000,
+        schema=(schema or b"").decode(),
     )
 
 

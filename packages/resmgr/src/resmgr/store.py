@@ -143,8 +143,9 @@ class Store:
     async def shutdown(self) -> None:
         """Stops the server itself, whoever started it."""
         try:
+            await self._limited(self._redis.ping())
             await self._redis.shutdown()
-        except RedisError as error:
+        except (*_PASSING, RedisError) as error:
             raise StoreUnavailable(f"{self.url} did not stop: {error}") from error
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 --   bindings      hash   id -> packed {owner, holder, token, class, fell_back, amount, role, apart, allocs}
 --   held:SESSION  set    ids that end with the session's lease
 --   fell:SESSION  hash   id -> packed {spec, fits_since} of bindings on a fallback class
+--   counts        hash   event kind -> how often since the store began
 --   notes         hash   id -> what the holder wrote beside its binding
 --   events        stream "N-0", N without gaps: a reader that misses one sees it
 --   inbox:SESSION stream what the store did for a session on its own: granted, lost
@@ -14,6 +15,7 @@ local touched
 
 local function emit(kind, id, rec, reason, previous)
   local n = call('HINCRBY', P .. 'meta', 'events', 1)
+  call('HINCRBY', P .. 'counts', kind, 1)
   local now = call('TIME')
   local event = { kind, id, rec.role, rec.class, rec.amount, rec.token, rec.owner, reason or '', previous or '',
     now[1] * 1000 + math.floor(now[2] / 1000) }

@@ -241,7 +241,7 @@ function calls.snapshot()
   end
   local meta = call('HMGET', P .. 'meta', 'schema', 'ttl', 'clock', 'events')
   return { 'ok', meta, call('HGETALL', P .. 'pools'), room, call('HGETALL', P .. 'bindings'), waiting,
-    call('ZRANGE', P .. 'leases', 0, -1, 'WITHSCORES'), call('HGETALL', P .. 'notes') }
+    call('ZRANGE', P .. 'leases', 0, -1, 'WITHSCORES'), call('HGETALL', P .. 'notes'), call('HGETALL', P .. 'counts') }
 end
 
 local function enter(keys, args)

@@ -1,0 +1,114 @@
+"""The command as its users see it."""
+
+import asyncio
+import contextlib
+import json
+import re
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+
+from resmgr import Pool, Request
+from resmgr.cli import main
+from resmgr.embedded import EmbeddedServer
+
+pytestmark = pytest.mark.real
+
+
+@contextlib.asynccontextmanager
+async def command(*arguments: str) -> AsyncIterator[asyncio.StreamReader]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "import sys; from resmgr.cli import main; sys.exit(main())", *arguments,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        yield process.stdout
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def read_until(stream: asyncio.StreamReader, pattern: str) -> str:
+    seen = ""
+    while not re.search(pattern, seen, re.S):
+        line = await stream.readline()
+        assert line, f"ended without {pattern}: {seen}"
+        seen += line.decode()
+    return seen
+
+
+@pytest.fixture
+async def busy(place):
+    rm = await place.connect()
+    await rm.register(Pool("a", hardware="H800", total=4))
+    await rm.register(Pool("b", hardware="H20", total=8, backend="ray"))
+    request = Request("gen", prefer=["H800"], fallback=["H20"], amount=3)
+    await rm.bind(request, timeout=0)
+    await rm.annotate(await rm.bind(request, timeout=0), {"address": "10.0.0.1"})
+    return rm
+
+
+async def test_status_shows_pools_bindings_and_fallbacks(place, busy):
+    async with command("status", place.url, "--namespace", place.namespace) as out:
+        text = (await out.read()).decode()
+    rows = [line.split() for line in text.splitlines()]
+    assert ["a", "H800", "static", "1", "4", "1", "75%"] in rows
+    assert any(row[:5] == ["gen", "H20", "fell", "back", "3"] and row[-1] == "address=10.0.0.1" for row in rows)
+    assert rows[-2:] == [["WAITING", "AMOUNT", "FOR", "PRIORITY"], ["(none)"]]
+
+
+async def test_status_as_json(place, busy):
+    async with command("status", "--json", place.url, "--namespace", place.namespace) as out:
+        status = json.loads(await out.read())
+    assert status["counts"] == {"registered": 2, "bound": 1, "fell_back": 1}
+
+
+async def test_watch_prints_again_when_something_happens(place, busy):
+    async with command("status", "--watch", place.url, "--namespace", place.namespace) as out:
+        await read_until(out, r"WAITING.*\(none\)")
+        task = asyncio.create_task(busy.bind(Request("late", prefer=["H800"])))
+        await read_until(out, r"late +H800")
+        await task
+
+
+async def test_serve_answers_scrapes(place, busy):
+    async with command("serve", "--port", "0", place.url, "--namespace", place.namespace) as out:
+        port = int((await out.readline()).decode().rsplit(":", 1)[1].partition("/")[0])
+
+        async def get(path: str) -> str:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            answer = await reader.read()
+            writer.close()
+            return answer.decode()
+
+        text = await get("/metrics")
+        assert text.startswith("HTTP/1.1 200 OK")
+        assert 'resmgr_pool_free_units{pool="a",hardware="H800",backend="static"} 1\n' in text
+        assert 'resmgr_bindings{role="gen",hardware="H20",fell_back="1"} 1\n' in text
+        assert 'resmgr_events_total{kind="fell_back"} 1\n' in text
+        assert (await get("/")).startswith("HTTP/1.1 404")
+
+
+def test_a_store_that_is_not_there_is_an_error_and_is_not_made(tmp_path, capsys):
+    assert main(["status", f"embedded:{tmp_path}/none"]) == 2
+    assert "there is no store" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+    assert main(["stop", f"embedded:{tmp_path}/none"]) == 2
+    assert main(["stop", "redis://127.0.0.1:1"]) == 2
+
+
+def test_stop_ends_a_persistent_server(tmp_path):
+    server = EmbeddedServer(tmp_path, persist=True)
+
+    async def start() -> None:
+        await server.ensure()
+        await server.stop()
+
+    asyncio.run(start())
+    assert main(["status", f"embedded:{tmp_path}"]) == 0
+    assert main(["stop", f"embedded:{tmp_path}"]) == 0
+    assert not server.socket_path.exists()
