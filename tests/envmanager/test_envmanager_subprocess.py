@@ -1,6 +1,7 @@
 """Environments and rewards in real processes: whatever they do, the outcome is typed, and they are gone."""
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -197,3 +198,29 @@ async def test_environments_do_not_outlive_a_killed_parent():
     async with asyncio.timeout(20):
         while alive(int(out)):  # noqa: ASYNC110 - nobody here is the parent of that process
             await asyncio.sleep(0.01)
+
+
+async def test_killed_workers_cost_only_their_episodes():
+    turns = itertools.count()
+    killed: set[int] = set()
+
+    class Assassin(FakePolicy):
+        """Kills every fourth environment's process before its first step."""
+
+        async def act(self, episode: Any) -> Action | None:
+            pid = int(episode.info.get("pid", 0))
+            if pid and next(turns) % 4 == 1:
+                killed.add(pid)
+                os.kill(pid, signal.SIGKILL)
+            return await super().act(episode)
+
+    buffer = FakeBuffer(["k"] * 24)
+    async with SubprocessBackend(f"{HOME}:Fine") as backend:
+        options: dict[str, Any] = {"concurrency": 4, "closed": (BufferClosed,)}
+        rollouts = RolloutScheduler(backend, Assassin(generate_s=0.0), buffer, **options)
+        await rollouts.run()
+        fates = [ticket.fate for ticket in buffer.tickets]
+        assert killed and fates.count("failed") == len(killed) and fates.count("finished") == 24 - len(killed)
+        assert rollouts.stats().failed == {"infrastructure": len(killed)}
+        assert "was killed by SIGKILL" in str(next(ticket.error for ticket in buffer.tickets if ticket.error))
+    assert backend.stats().started == backend.stats().ended

@@ -1,6 +1,7 @@
 """Groups of trajectories without a buffer: give keys, get whole groups (test_envmanager_collect.py)."""
 
 import asyncio
+import copy
 from collections.abc import Iterable
 
 import msgspec
@@ -44,7 +45,7 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _collection(groups: list[LocalGroup], every: list[LocalGroup], stats: Stats, seconds: float) -> Collection:
-    kept, cut = Lengths(), stats.cut
+    kept, cut = Lengths(), copy.deepcopy(stats.cut)
     winners = {id(trajectory) for group in groups for trajectory in group.winners}
     for group in every:
         for trajectory in group.finished.values():
