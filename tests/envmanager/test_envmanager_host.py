@@ -144,6 +144,15 @@ async def test_stuck_limit():
         await EnvManager(make_env, Instant(), threads=threads).run("stuck", 0)
 
 
+async def test_no_more_threads_is_infrastructure(monkeypatch):
+    def start(thread: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(InfrastructureError, match=r"can't start new thread.*lower the concurrency"):
+        await EnvManager(Blocking, Instant()).run("k", 0)
+
+
 async def test_blocking_environments_overlap():
     class Slow(Blocking):
         def step(self, action: str) -> Any:

@@ -160,7 +160,16 @@ async def test_only_with_the_token():
             assert (await EnvManager(backend, POLICY).run("k", 0)).reward == 1.0
 
 
-@pytest.mark.parametrize("body", [b"", b"\xc1", b"{}", msgspec.msgpack.encode(Ask(1, "reset", "k"))])
+CALLS = [
+    Ask(1, "reset", "k"),
+    Ask(1, "reset", ["k", "0"]),
+    Ask(2, "reset", ["k", 0]),
+    Ask(1, "step", "x"),
+    Ask(1, "score", 0),
+]
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"{}", *map(msgspec.msgpack.encode, CALLS)])
 async def test_nonsense_is_refused(body):
     async with serving(quick()) as (server, url), post(f"{url}/envs/a", body, {}) as response:
         assert response.status == 400 and not server.alive

@@ -119,4 +119,7 @@ class Threads:
             raise InfrastructureError(
                 f"{self.limit} environment threads hang and cannot be killed; use the subprocess backend"
             )
-        return EnvThread(name, self._abandoned)
+        try:
+            return EnvThread(name, self._abandoned)
+        except RuntimeError as error:
+            raise InfrastructureError(f"no thread for the environment ({error}); lower the concurrency") from error

@@ -83,6 +83,8 @@ class EnvServer:
         except msgspec.MsgspecError as error:
             return web.Response(status=400, text=f"not a call: {error}")
         id = request.match_info["id"]
+        if ask.call not in ("reset", "step", "close") or (ask.call == "reset") != (ask.incarnation == 1):
+            return web.Response(status=400, text="the first call is reset, others are step, the last is close")
         if ask.call == "close":
             if (closing := self._close(id)) is not None:
                 await asyncio.wait([closing])
@@ -97,7 +99,7 @@ class EnvServer:
 
     def _refusal(self, id: str, ask: Ask) -> web.Response | None:
         """Why there is no environment under this id, and will be none."""
-        if id in self._closed or ask.call != "reset" or ask.incarnation != 1:
+        if id in self._closed or ask.call != "reset":
             return web.Response(status=410, text="this environment is closed or was lost")
         if not _names_an_instance(ask.argument):
             return web.Response(status=400, text="reset takes [key, seed]")
