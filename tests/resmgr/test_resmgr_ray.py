@@ -10,7 +10,7 @@ from resmgr import Binding, BindTimeout, Request
 
 ray = pytest.importorskip("ray")
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(180)]
 
 UNITS = {"H800": "H800", "H20": "H20", "cpu": "CPU"}
 
