@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -34,22 +33,6 @@ async def done(answer: Any) -> Any:
 
 async def ledger(buf: Any) -> Any:
     return (await done(buf.stats())).ledger
-
-
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    import ray
-
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-        object_store_memory=200 * 2**20,
-    )
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.real)])

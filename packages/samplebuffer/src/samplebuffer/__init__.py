@@ -3,16 +3,19 @@
 from samplebuffer.buffer import SampleBuffer
 from samplebuffer.errors import (
     AlreadyStamped,
+    BufferLost,
     Closed,
     Exhausted,
     InvalidConfig,
     InvalidReward,
     InvalidState,
     NotStamped,
+    RemoteError,
     SampleBufferError,
     StampOutOfRange,
     Starved,
     TicketError,
+    Unsendable,
     VersionWentBack,
 )
 from samplebuffer.prometheus import prometheus_text
@@ -24,6 +27,7 @@ from samplebuffer.values import Batch, GivenUp, Group, Ledger, Sample
 __all__ = [
     "AlreadyStamped",
     "Batch",
+    "BufferLost",
     "Closed",
     "Codec",
     "Exhausted",
@@ -35,6 +39,7 @@ __all__ = [
     "Ledger",
     "MsgpackCodec",
     "NotStamped",
+    "RemoteError",
     "Sample",
     "SampleBuffer",
     "SampleBufferError",
@@ -43,6 +48,7 @@ __all__ = [
     "Stats",
     "Ticket",
     "TicketError",
+    "Unsendable",
     "VersionWentBack",
     "prometheus_text",
 ]

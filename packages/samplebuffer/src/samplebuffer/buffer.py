@@ -207,7 +207,7 @@ class SampleBuffer:
             tasks_drawn=core.tasks.drawn,
             tasks_ended=core.tasks.ended,
             ledger=book.ledger,
-            groups=Groups(len(core.groups), len(core.shelf), len(core.tasks.waiting), core.opened, **core.group_ends),
+            groups=Groups(core.alive, len(core.shelf), len(core.tasks.waiting), core.opened, **core.group_ends),
             off_policy=OffPolicy(
                 in_flight=staleness(book.running, core.version),
                 in_queue=staleness(book.buffered, core.version),

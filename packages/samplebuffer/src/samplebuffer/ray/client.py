@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Self
 from uuid import uuid4
 
@@ -260,7 +261,8 @@ class RayBuffer:
         """Stop being a client: give tickets back, wake this process's waiters with Closed."""
         if self._link is not None:
             await self._link.close()
-            await self.handle.leave.remote(self._name)
+            with suppress(BufferLost):  # then there is nobody to leave
+                await _answer(self.handle.leave.remote(self._name))
         self._lost(Closed("this client has left"))
 
     async def __aenter__(self) -> Self:

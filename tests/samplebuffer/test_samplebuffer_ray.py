@@ -1,0 +1,169 @@
+"""What only the Ray face can meet: other processes that die, payloads that are gone, replies that cross."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import ray
+
+from samplebuffer import Closed, Unsendable
+from samplebuffer.errors import BufferLost
+from samplebuffer.ray import RayBuffer, RayTicket, client, wire
+from samplebuffer.ray.link import Link
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("ray_cluster")]
+
+
+class Rollouts:
+    """A process with many rollout coroutines, to be killed."""
+
+    async def take(self, handle: Any, n: int) -> list[int]:
+        self.buf = RayBuffer(handle)
+        self.tickets: list[RayTicket] = [await self.buf.next_ticket() for _ in range(n)]
+        return [ticket.id for ticket in self.tickets]
+
+    async def finish(self, n: int, size: int) -> None:
+        for ticket in self.tickets[:n]:
+            ticket.stamp(0)
+            await ticket.finish(bytes(size), 1.0)
+
+    async def run(self, handle: Any, producers: int, trajectories: int) -> int:
+        async with RayBuffer(handle, chunk=64) as buf:
+            await asyncio.gather(*(self.produce(buf, trajectories // producers) for _ in range(producers)))
+        return trajectories
+
+    async def produce(self, buf: RayBuffer, n: int) -> None:
+        for _ in range(n):
+            ticket = await buf.next_ticket()
+            ticket.stamp(ticket.issued_version)
+            assert await ticket.finish(ticket.id.to_bytes(4096, "big"), 1.0) == "accepted"
+
+
+@pytest.fixture
+async def buf() -> AsyncIterator[RayBuffer]:
+    buffer = RayBuffer.create(range(1000), batch_groups=1, group_size=2, alpha=3, lease=3.0)
+    yield buffer
+    await buffer.leave()
+
+
+def rollouts() -> Any:
+    return ray.remote(Rollouts).options(num_cpus=0).remote()
+
+
+async def test_payloads_go_from_process_to_process_and_commands_share_calls() -> None:
+    buf = RayBuffer.create(range(1000), batch_groups=4, group_size=8, alpha=1)
+    worker = rollouts()
+    running = worker.run.remote(buf.handle, 64, 512)
+    seen = set()
+    for version in range(1, 16):
+        batch = await buf.get_batch(trainer_version=version)
+        assert all(sample.payload == sample.ticket_id.to_bytes(4096, "big") for sample in batch.samples)
+        seen |= {sample.ticket_id for sample in batch.samples}
+    assert await running == 512
+    stats = await buf.stats()
+    assert len(seen) == stats.ledger.delivered == 15 * 32 and stats.ledger.balanced
+    await buf.leave()
+
+
+async def test_a_client_that_dies_loses_its_tickets_and_payloads_to_replacements(buf: RayBuffer) -> None:
+    worker = rollouts()
+    ids = await worker.take.remote(buf.handle, 4)
+    assert ids == [0, 1, 2, 3]
+    await worker.finish.remote(1, 10)
+    own = [await buf.next_ticket() for _ in range(4)]
+    assert [t.key for t in own] == [2, 2, 3, 3]
+    ray.kill(worker)
+    replacements = [await buf.next_ticket() for _ in range(4)]  # after the lease
+    assert [(t.key, t.member) for t in replacements] == [(0, 2), (0, 3), (1, 2), (1, 3)]
+    ledger = await buf.ledger()
+    assert (ledger.failed, ledger.running, ledger.balanced) == (4, 8, True)
+
+
+async def test_a_batch_with_lost_payloads_is_filled_again(buf: RayBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for ticket in [await buf.next_ticket() for _ in range(4)]:
+        ticket.stamp(0)
+        await ticket.finish(ticket.id, 1.0)
+    fetch = client._values
+
+    async def gone(refs: list[Any]) -> list[Any]:
+        monkeypatch.setattr(client, "_values", fetch)
+        return [None, *(await fetch(refs[1:]))]
+
+    monkeypatch.setattr(client, "_values", gone)
+    assert {sample.payload for sample in (await buf.get_batch()).samples} == {2, 3}
+    ledger = await buf.ledger()
+    assert (ledger.failed, ledger.delivered, ledger.balanced) == (1, 2, True)
+    replacement = await buf.next_ticket()
+    assert (replacement.key, replacement.member) == (0, 2)
+
+
+async def test_a_consumer_cancelled_while_it_fetches_gives_the_batch_back(
+    buf: RayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ticket in [await buf.next_ticket() for _ in range(2)]:
+        ticket.stamp(0)
+        await ticket.finish(ticket.id, 1.0)
+    fetch, fetching = client._values, asyncio.Event()
+
+    async def stuck(refs: list[Any]) -> list[Any]:
+        fetching.set()
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(client, "_values", stuck)
+    consumer = asyncio.create_task(buf.get_batch())
+    await fetching.wait()
+    assert (await buf.stats()).groups.alive == 1, "a lent batch occupies its room"
+    consumer.cancel()
+    await asyncio.gather(consumer, return_exceptions=True)
+    monkeypatch.setattr(client, "_values", fetch)
+    assert {sample.payload for sample in (await buf.get_batch()).samples} == {0, 1}
+    assert (await buf.ledger()).delivered == 2
+
+
+async def test_a_client_given_up_though_alive_asks_again_and_learns_that_its_tickets_ended(buf: RayBuffer) -> None:
+    tickets = [await buf.next_ticket() for _ in range(8)]
+    reasons: asyncio.Queue[str] = asyncio.Queue()
+    tickets[0].on_cancel(reasons.put_nowait)
+    waiter = asyncio.create_task(buf.next_ticket())
+    await asyncio.sleep(0)
+    await buf.handle.leave.remote(buf._name, "client lost")  # as after a long silence
+    assert (await waiter).key == 0 and await reasons.get() == "failed"
+    assert await tickets[0].finish("late", 1.0) == "ended"
+
+
+async def test_a_payload_that_can_not_be_sent_is_its_producers_error_alone(buf: RayBuffer) -> None:
+    good, bad = await buf.next_ticket(), await buf.next_ticket()
+    for ticket in (good, bad):
+        ticket.stamp(0)
+    generator = (x for x in "abc")
+    answers = await asyncio.gather(good.finish("fine", 1.0), bad.finish(generator, 1.0), return_exceptions=True)
+    assert answers[0] == "accepted" and isinstance(answers[1], Unsendable)
+    assert await bad.fail("unsendable")
+
+
+async def test_the_death_of_the_actor_wakes_everyone(buf: RayBuffer) -> None:
+    ticket = await buf.next_ticket()
+    reasons: asyncio.Queue[str] = asyncio.Queue()
+    ticket.on_cancel(reasons.put_nowait)
+    for _ in range(7):
+        await buf.next_ticket()
+    waiters = [asyncio.create_task(buf.next_ticket()), asyncio.create_task(buf.get_batch())]
+    await buf.stats()
+    ray.kill(buf.handle)
+    answers = await asyncio.gather(*waiters, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [BufferLost, BufferLost] and isinstance(answers[0], Closed)
+    assert await reasons.get() == "closed"
+
+
+async def test_events_are_handed_on_in_order_whichever_reply_came_first() -> None:
+    got: list[tuple[int, int]] = []
+    link = Link.__new__(Link)
+    link._early, link._expected = {}, (0, 0)
+    link._on_events = lambda events: got.append((events.joined, events.number))
+    for joined, number in [(1, 1), (1, 2), (1, 0), (1, 4), (2, 1), (1, 3), (2, 0)]:
+        link._hand_on(wire.Events(joined, number))
+    assert got == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
