@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import msgspec
@@ -173,6 +173,10 @@ class Controller:
                 f"over train.parity_limit = {self._parity_limit:g}: the engine does not use the trained weights"
             )
         return Switch(staged, exposed, parity, ended)
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """Time what the driver does between iterations, as a part of the next one."""
+        return self._clock.part(name)
 
     @contextmanager
     def _step(self, part: str, row: str = "controller") -> Iterator[None]:

@@ -26,15 +26,16 @@ REPORT = "report.html"
 class RunFolder:
     """The files of one run, by name."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keep: int = 2) -> None:
+        """`keep` is how many checkpoints stay."""
         self.path = path.resolve()
-        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self.checkpoints = Checkpoints(self.path / "checkpoints", keep)
         self._lock: IO[str] | None = None
 
     @classmethod
     def of(cls, config: Config) -> RunFolder:
         """The folder that a configuration names."""
-        return cls(Path(config.run.folder) / config.run.name)
+        return cls(Path(config.run.folder) / config.run.name, config.checkpoint.keep)
 
     @property
     def report(self) -> Path:

@@ -85,10 +85,12 @@ class Run:
             iteration = await self._iteration(stop)
             if iteration is None:
                 break
-            self._record(iteration, before)
+            with self._control.controller.part("record"):
+                self._record(iteration, before)
             before = None
             if self.step % self._config.checkpoint.every == 0:
-                await self._save()
+                with self._control.controller.part("checkpoint"):
+                    await self._save()
         await self._save()
         return self.finished
 
