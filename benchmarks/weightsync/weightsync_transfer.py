@@ -1,0 +1,265 @@
+"""Publish and pull against what the hardware, and others, do with the same bytes on the same machine.
+
+python benchmarks/weightsync/weightsync_transfer.py [--quick]
+
+One interleaved run: every round does everything once, so that the noise of a shared machine hits all alike; medians
+of ratios within a round. Everything pulled is compared byte for byte. 1 GiB in buckets of 16, 64 and 256 MiB
+(--quick: 256 MiB in buckets of 64 MiB).
+
+- shared memory against its physical limit: one copy into (out of) a mapped segment plus one checksum pass;
+- Mooncake over TCP against the same store driven by hand (`put_from`, `get_into`, registered once);
+- beside them memcpy, a raw TCP socket, Mooncake's TransferEngine and torch's gloo broadcast, as they are;
+- a commit into a torch module, digest included, against memcpy; a published fraction says how much a pull exposes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import platform
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from _peers import RawTransports
+
+from weightsync import FileStore, MemoryStore, Publisher, SharedMemoryStore, Store, Subscriber, ThrottledStore
+from weightsync.checksum import checksum
+from weightsync.mooncake import MooncakeStore
+from weightsync.mooncake_master import MooncakeMaster
+from weightsync.tensors import Bytes
+
+QUICK = "--quick" in sys.argv
+MIB = 1 << 20
+SIZE = (256 if QUICK else 1024) * MIB
+BUCKETS = (64,) if QUICK else (16, 64, 256)
+ROUNDS = 5 if QUICK else 7
+HERE = Path(__file__).resolve()
+Row = dict[str, Any]
+
+
+class Times:
+    """Seconds of each thing, one for every round."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[float]] = {}
+
+    async def of(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        start = time.perf_counter()
+        result = await work()
+        self.found.setdefault(name, []).append(time.perf_counter() - start)
+        return result
+
+    def sync(self, name: str, work: Callable[[], Any]) -> None:
+        start = time.perf_counter()
+        work()
+        self.found.setdefault(name, []).append(time.perf_counter() - start)
+
+    def rate(self, name: str) -> float:
+        return SIZE / statistics.median(self.found[name]) / 1e9
+
+    def row(self, name: str, peer: str, bound: float | None = None) -> Row:
+        ratios = sorted(p / o for o, p in zip(self.found[name], self.found[peer], strict=True))
+        return {
+            "metric": name,
+            "unit": "GB/s",
+            "ours": self.rate(name),
+            "peer": peer,
+            "peer_value": self.rate(peer),
+            "published": bound,
+            "ratio": statistics.median(ratios),
+            "spread": [ratios[0], ratios[-1]],
+        }
+
+    def plain(self, name: str) -> Row:
+        rates = sorted(SIZE / seconds / 1e9 for seconds in self.found[name])
+        spread = [rates[0], rates[-1]]
+        nothing = dict.fromkeys(("peer", "peer_value", "published", "ratio"))
+        return {"metric": name, "unit": "GB/s", "ours": self.rate(name), **nothing, "spread": spread}
+
+
+def tensors(source: Bytes) -> dict[str, Bytes]:
+    """One contiguous megabyte after another, as the weights of a model lie in memory."""
+    return {f"layer.{number}": part for number, part in enumerate(source.reshape(-1, MIB))}
+
+
+class Line:
+    """A publisher and a subscriber on one store."""
+
+    def __init__(self, name: str, store: Store, bucket: int) -> None:
+        self.name = f"{name} {bucket} MiB"
+        self.publisher = Publisher(store, bucket_bytes=bucket * MIB, keep=1)
+        self.subscriber = Subscriber(store)
+        self.keys: list[str] = []
+
+    async def round(self, times: Times, version: int, source: Bytes) -> None:
+        named = tensors(source)
+        manifest = await times.of(f"publish, {self.name}", lambda: self.publisher.publish(version, named))
+        self.keys = [manifest.key(index) for index in range(len(manifest.buckets))]
+        staged = await times.of(f"pull, {self.name}", lambda: self.subscriber.prefetch(version))
+        assert np.array_equal(staged.staging.array, source), "content"
+
+
+def physical(times: Times, source: Bytes, target: Bytes, segment: Bytes, bucket: int) -> None:
+    """The limit of shared memory: a copy and a checksum, by one thread, on memory that is mapped already."""
+
+    def publish() -> None:
+        np.copyto(segment, source)
+        checksum([source])
+
+    def pull() -> None:
+        np.copyto(target, segment)
+        checksum([target])
+
+    times.sync(f"copy in + checksum ({bucket})", publish)
+    times.sync(f"copy out + checksum ({bucket})", pull)
+    times.sync(f"memcpy ({bucket})", lambda: np.copyto(target, source))
+
+
+def by_hand(times: Times, store: MooncakeStore, source: Bytes, target: Bytes, bucket: int) -> None:
+    """Mooncake's own calls, with buffers registered once and outside of the clock, checksums included."""
+    client, pin, step = store._client, store._pin, bucket * MIB
+    keys = [f"hand:{uuid.uuid4().hex}" for _ in range(0, SIZE, step)]
+    offsets = range(0, SIZE, step)
+    for buffer in (source, target):
+        assert client.register_buffer(buffer.ctypes.data, SIZE) == 0
+
+    def put() -> None:
+        for key, offset in zip(keys, offsets, strict=True):
+            checksum([source[offset : offset + step]])
+            assert client.put_from(key, source.ctypes.data + offset, step, pin) == 0
+
+    def get() -> None:
+        for key, offset in zip(keys, offsets, strict=True):
+            assert client.get_into(key, target.ctypes.data + offset, step) == step
+            checksum([target[offset : offset + step]])
+
+    target[:] = 0
+    times.sync(f"put_from, Mooncake by hand {bucket} MiB", put)
+    times.sync(f"get_into, Mooncake by hand {bucket} MiB", get)
+    assert np.array_equal(source, target), "content"
+    for buffer in (source, target):
+        client.unregister_buffer(buffer.ctypes.data)
+    assert not any(client.batch_remove(keys, True))
+
+
+async def commit_rounds(times: Times, line: Line) -> None:
+    """Loading a staged version into a torch module, digest included."""
+    import torch
+
+    from weightsync.torch import load_into
+
+    module = torch.nn.ParameterDict(
+        {
+            f"layer{number}": torch.nn.Parameter(torch.zeros(MIB, dtype=torch.uint8), requires_grad=False)
+            for number in range(SIZE // MIB)
+        }
+    )
+    load = load_into(module, rename=lambda name: name.replace("layer", "layer."))
+    staged = await line.subscriber.prefetch(ROUNDS)
+    for _ in range(ROUNDS):
+        await times.of("commit into a torch module", lambda: line.subscriber.commit(staged, load))
+
+
+async def exposed_row(source: Bytes) -> Row:
+    """A 100 MB/s link: what rollout waits for, as a share of what the pull takes in the background."""
+    part = source[: 64 * MIB]
+    line = Line("throttled", ThrottledStore(MemoryStore(), 100e6), 16)
+    await line.publisher.publish(0, tensors(part))
+    staged = await line.subscriber.prefetch(0)
+    out = np.zeros_like(part)
+    rows = iter(out.reshape(-1, MIB))
+    report = await line.subscriber.commit(staged, lambda name, tensor: np.copyto(next(rows), tensor.data))
+    assert np.array_equal(out, part), "content"
+    await line.subscriber.close()
+    exposed = report.seconds / staged.seconds
+    return {
+        "metric": "exposed share of a pull over a 100 MB/s link",
+        "unit": "of accumulated",
+        "ours": exposed,
+        "peer": "bound",
+        "peer_value": 0.05,
+        "published": "0.22-0.33 (RollArt)",
+        "ratio": 0.05 / exposed,
+        "spread": f"pull {staged.seconds:.2f} s, exposed {report.seconds * 1e3:.1f} ms",
+    }
+
+
+async def main() -> list[Row]:
+    source, target = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
+    times, raw, extra = Times(), RawTransports(SIZE), []
+    async with MooncakeMaster(segment_bytes=3 * SIZE) as master:
+        for bucket in BUCKETS:
+            shared = [SharedMemoryStore(f"bench-{kind}-{os.getpid()}") for kind in ("memory", "files")]
+            mooncake = MooncakeStore(master.address, f"b{bucket}")
+            lines = [
+                Line("shared memory", shared[0], bucket),
+                Line("Mooncake", mooncake, bucket),
+                Line("files", FileStore(shared[1].folder, durable=False), bucket),
+            ]
+            await rounds(times, lines, mooncake, bucket, source, target, raw if bucket == BUCKETS[0] else None)
+            if bucket == BUCKETS[0]:
+                await commit_rounds(times, lines[0])
+                extra.append(await exposed_row(source))
+            for line in lines:
+                await line.subscriber.close()
+            await mooncake.delete([key for line in lines for key in line.keys])
+            await mooncake.close()
+            for store in shared:
+                store.unlink()
+    raw.end()
+    return [*rows(times), *extra]
+
+
+async def rounds(
+    times: Times, lines: list[Line], mooncake: MooncakeStore, bucket: int, source: Bytes, target: Bytes, raw: Any
+) -> None:
+    descriptor, rng = os.memfd_create("segment"), np.random.default_rng(0)
+    os.ftruncate(descriptor, SIZE)
+    segment = np.frombuffer(mmap.mmap(descriptor, SIZE), np.uint8)
+    os.close(descriptor)
+    for version in range(ROUNDS + 1):
+        source[:] = rng.integers(0, 256, SIZE, dtype=np.uint8)
+        # The first round makes the pages that all later ones use again.
+        found = times if version else Times()
+        if raw is not None:
+            raw.round(found.sync, source)
+        physical(found, source, target, segment, bucket)
+        for line in lines:
+            await line.round(found, version, source)
+        by_hand(found, mooncake, source, target, bucket)
+
+
+def rows(times: Times) -> list[Row]:
+    found = []
+    for bucket in BUCKETS:
+        for name, peer in (("publish", "copy in"), ("pull", "copy out")):
+            found.append(times.row(f"{name}, shared memory {bucket} MiB", f"{peer} + checksum ({bucket})"))
+        for name, peer in (("publish", "put_from"), ("pull", "get_into")):
+            found.append(times.row(f"{name}, Mooncake {bucket} MiB", f"{peer}, Mooncake by hand {bucket} MiB"))
+        for name in ("publish", "pull"):
+            found.append(times.plain(f"{name}, files {bucket} MiB"))
+    found.append(times.row("commit into a torch module", f"memcpy ({BUCKETS[0]})"))
+    found += [times.plain(name) for name in ("raw TCP socket", "gloo broadcast", "TransferEngine write")]
+    return found
+
+
+if __name__ == "__main__":
+    rows_found = asyncio.run(main())
+    result = {
+        "name": HERE.stem,
+        "command": f"python benchmarks/weightsync/{HERE.name}" + (" --quick" if QUICK else ""),
+        "cpu": f"{platform.machine()}, {os.cpu_count()} cores",
+        "rows": rows_found,
+    }
+    out = HERE.parents[1] / "results" / f"{HERE.stem}.json"
+    out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    for row in rows_found:
+        print({key: value for key, value in row.items() if value is not None})
