@@ -2,11 +2,14 @@
 
 import math
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from typing import Any
+
+import numpy as np
 
 from envmanager import Trajectory
 
@@ -35,6 +38,12 @@ class Fine:
     def step(self, action: str) -> Any:
         self.steps += 1
         return f"{action} {os.getpid()}", 0.5, self.steps == 2, False, {}
+
+
+class Draws(Fine):
+    def reset(self, seed: int | None = None) -> Any:
+        observation, info = super().reset(seed)
+        return observation, info | {"numpy": float(np.random.random()), "python": random.random()}
 
 
 class Slow(Fine):

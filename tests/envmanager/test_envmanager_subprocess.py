@@ -179,10 +179,14 @@ ORPHANING = f"""
 import asyncio, os, signal
 from envmanager.backends import SubprocessBackend
 
+def parent(pid):
+    return int(open(f"/proc/{{pid}}/stat").read().rsplit(")", 1)[1].split()[1])
+
 async def main():
     env = SubprocessBackend("{HOME}:Fine")("k")
     _, info = await env.reset(seed=0)
-    print(info["pid"], flush=True)
+    worker = info["pid"]
+    print(worker, parent(worker), parent(parent(worker)), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
@@ -194,10 +198,35 @@ async def test_environments_do_not_outlive_a_killed_parent():
     pipe = asyncio.subprocess.PIPE
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", ORPHANING, stdout=pipe, env=environ)
     out, _ = await parent.communicate()
-    assert parent.returncode == -signal.SIGKILL
+    assert parent.returncode == -signal.SIGKILL and len(out.split()) == 3
     async with asyncio.timeout(20):
-        while alive(int(out)):  # noqa: ASYNC110 - nobody here is the parent of that process
+        while any(alive(int(pid)) for pid in out.split()):  # noqa: ASYNC110 - nobody here is their parent
             await asyncio.sleep(0.01)
+
+
+async def test_a_target_with_threads_is_not_forked():
+    async with SubprocessBackend("tests.envmanager.threaded:Threaded") as backend:
+        played = await EnvManager(backend, Says()).run("k", 0)
+        assert played.metadata["threads"] == 2  # the worker imported it itself: a fork would have lost the thread
+
+
+async def test_forks_do_not_draw_the_same():
+    async with SubprocessBackend(f"{HOME}:Draws", reuse=False) as backend:
+        one, other = [(await EnvManager(backend, Says()).run("k", 0)).metadata for _ in range(2)]
+        assert one["numpy"] != other["numpy"] and one["python"] != other["python"]
+
+
+async def test_a_nursery_that_dies_is_replaced():
+    async with SubprocessBackend(f"{HOME}:Fine", reuse=False) as backend:
+        env = backend("k")
+        await env.reset(seed=0)
+        nursery = backend._pool._forks._nursery
+        assert nursery is not None
+        nursery.kill()
+        await nursery.wait()
+        assert (await env.step("x"))[1] == 0.5  # what it forked lives on
+        await env.close()
+        assert (await EnvManager(backend, Says()).run("k", 0)).reward == 1.0
 
 
 async def test_killed_workers_cost_only_their_episodes():

@@ -1,15 +1,14 @@
-"""The parent of one worker process: reaps it, with everything that it ever started. Run as a script; standard
-library only.
+"""The parent of one worker process: reaps it, with everything that it ever started. Standard library only.
 
 Invariants:
-- when this process is told to end (SIGTERM, also at its own parent's death) or its worker ends, no descendant of
-  the worker is left, not even one that made itself a daemon: orphans fall to this process, a subreaper
-  (test_envmanager_subprocess.py::test_children_go_with_their_environment);
+- when the lifeline breaks (its other end is closed, by whoever asked for the worker or by that one's death) or
+  the worker ends, no descendant of the worker is left, not even one that made itself a daemon: orphans fall to
+  this process, a subreaper (test_envmanager_subprocess.py::test_children_go_with_their_environment);
 - what the worker prints is read and forgotten but for its end, so printing can neither block nor fill anything
   (test_envmanager_subprocess.py::test_printing_without_end).
 
-Descriptors: 0 takes requests and 1 gives replies, both the worker's business; on 2 stands, at the end, how the
-worker ended.
+Descriptors: 0 is the worker's socket, on which it is asked and replies. 1 is the lifeline: on it stand this
+process's id at the start and how the worker ended at the end; its far end's closing is the order to end.
 """
 
 import contextlib
@@ -18,11 +17,11 @@ import os
 import resource
 import selectors
 import signal
-import sys
+from collections.abc import Callable
 from typing import NoReturn
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+TALK, LIFELINE = 0, 1
 TAIL_BYTES = 2048
 
 
@@ -41,13 +40,6 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_with(parent: int) -> None:
-    """SIGTERM when the parent ends, or now, if it has."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
 def reap_all() -> None:
     """Kills child after child; those of a killed one become children here, until there are none."""
     while True:
@@ -60,39 +52,37 @@ def reap_all() -> None:
             return
 
 
-def start_worker(memory: int, output: int) -> int:
-    """Forks the worker: requests and replies on new descriptors, its standard output and error into `output`."""
+def start_worker(serve: Callable[[int], None], memory: int, output: int) -> int:
+    """Forks the worker: its socket on a new descriptor, its standard output and error into `output`."""
     pid = os.fork()
     if pid:
         return pid
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    requests, replies, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    talk, nothing = os.dup(TALK), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    from envmanager.backends.worker import serve
-
-    serve(requests, replies)
+    serve(talk)
     os._exit(0)
 
 
 def watch(worker: int, output: int, wakeup: int) -> tuple[int | None, bytes]:
-    """Reads the output until the worker ends (its wait status) or SIGTERM comes (None)."""
+    """Reads the output until the worker ends (its wait status) or the lifeline breaks (None)."""
     tail = b""
     with selectors.DefaultSelector() as selector:
-        selector.register(output, selectors.EVENT_READ)
-        selector.register(wakeup, selectors.EVENT_READ)
+        for fd in (output, wakeup, LIFELINE):
+            selector.register(fd, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fd == output:
-                    tail = (tail + os.read(output, 1 << 16))[-TAIL_BYTES:]
-                elif signal.SIGTERM in os.read(wakeup, 64):
+                if key.fd == LIFELINE:
                     return None, tail
+                piece = os.read(key.fd, 1 << 16)
+                if key.fd == output:
+                    tail = (tail + piece)[-TAIL_BYTES:]
             pid, status = os.waitpid(worker, os.WNOHANG)
             if pid:
                 return status, tail
@@ -114,25 +104,22 @@ def obituary(status: int, tail: bytes) -> str:
     return f"{how}; its last output: {said}" if said else how
 
 
-def main(parent: int, memory: int) -> NoReturn:
+def keep(serve: Callable[[int], None], memory: int) -> NoReturn:
+    """Starts a worker that answers with `serve`, and ends with it."""
+    os.setsid()
     adopt_orphans()
+    os.write(LIFELINE, f"{os.getpid()}\n".encode())
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
-    for number in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's interrupt is for the loop, which ends this process
-    end_with(parent)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     output, into = os.pipe()
-    worker = start_worker(memory, into)
+    worker = start_worker(serve, memory, into)
     os.close(into)
-    os.close(0)
+    os.close(TALK)
     status, tail = watch(worker, output, reading)
     reap_all()
     if status is not None:
-        os.write(2, obituary(status, drained(output, tail)).encode())
+        with contextlib.suppress(OSError):  # the far end may be gone meanwhile
+            os.write(LIFELINE, obituary(status, drained(output, tail)).encode())
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

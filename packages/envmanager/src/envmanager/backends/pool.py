@@ -1,4 +1,4 @@
-"""Processes that serve one caller at a time, each started when none is idle.
+"""Processes that serve one caller at a time, each forked when none is idle.
 
 Invariants:
 - a process that was given up, failed on the wire, or was not given back as fit is ended with its whole tree
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from envmanager.backends.forks import Forks
 from envmanager.backends.process import Process
 from envmanager.errors import InfrastructureError
 
@@ -43,8 +44,7 @@ class ProcessPool:
             raise ValueError(f"memory_bytes is {memory_bytes}; Python itself needs 64 MiB")
         self.stats = PoolStats()
         self._target = target
-        self._memory = memory_bytes
-        self._environ = environ
+        self._forks = Forks(target, memory_bytes or 0, environ or {})
         self._starting = asyncio.Semaphore(starting or os.cpu_count() or 1)
         self._idle: list[Process] = []
         self._alive: set[Process] = set()
@@ -55,11 +55,12 @@ class ProcessPool:
             self.stats.reused += 1
             return self._idle.pop()
         async with self._starting:
-            process = Process(self._memory, self._environ)
+            await self._forks.ready()
+            process = Process()
             self._alive.add(process)
             self.stats.started += 1
             try:
-                await process.start()
+                await process.start(self._forks.fork)
                 await process.ask(0, "load", self._target)
             except BaseException:
                 await self._end(process)
@@ -77,6 +78,7 @@ class ProcessPool:
         """Ends every process, also those in use."""
         self._idle.clear()
         await asyncio.gather(*(self._end(process) for process in list(self._alive)))
+        await self._forks.close()
 
     async def _end(self, process: Process) -> None:
         process.kill()

@@ -7,6 +7,7 @@ Invariant: whatever user code returns or raises becomes one plain reply
 import asyncio
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -75,11 +76,13 @@ def _unscored(error: BaseException) -> RolloutError:
     return RewardError(f"the reward raised {type(error).__name__}: {str(error)[:500]}")
 
 
-def serve(requests: int, replies: int) -> None:
-    """Answers until the requests end."""
+def serve(talk: int) -> None:
+    """Answers until nobody asks any more."""
     adopt_orphans()  # so that what an environment left behind is seen at its close
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # it came with the fork, and all forks would draw the same
     worker = Worker()
     decoder = msgspec.msgpack.Decoder(Ask)
-    while len(header := read_exactly(requests, HEADER_BYTES)) == HEADER_BYTES:
-        ask = decoder.decode(read_exactly(requests, int.from_bytes(header, "little")))
-        write_all(replies, frame(worker.answer(ask)))
+    while len(header := read_exactly(talk, HEADER_BYTES)) == HEADER_BYTES:
+        ask = decoder.decode(read_exactly(talk, int.from_bytes(header, "little")))
+        write_all(talk, frame(worker.answer(ask)))
