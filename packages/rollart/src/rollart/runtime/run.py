@@ -17,7 +17,7 @@ from rollart.observe.metrics import MetricsWriter
 from rollart.observe.trace import Trace
 from rollart.pipeline.controller import Iteration
 from rollart.pipeline.row import metrics_row
-from rollart.runtime.beside import beside
+from rollart.runtime.beside import beside, unless
 from rollart.runtime.checkpoint import RunState
 from rollart.runtime.control import Control
 from rollart.runtime.folder import RunFolder
@@ -79,7 +79,7 @@ class Run:
         await self._control.scheduler.run()
 
     async def _iterate(self, stop: asyncio.Event) -> bool:
-        before = await self._begin()
+        before = await unless(stop, self._begin())
         self._serving.set()
         while not self.finished and not stop.is_set():
             iteration = await self._iteration(stop)
@@ -112,17 +112,8 @@ class Run:
         last = step == self._config.run.iterations
         due = last or step % self._config.eval.every == 0
         controller = self._control.controller
-        work = asyncio.create_task(controller.iteration(step, evaluate=due, last=last))
-        asked = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done() or not controller.waiting:
-                return await work
-            return None
-        finally:
-            for task in (work, asked):
-                task.cancel()
-            await asyncio.gather(work, asked, return_exceptions=True)
+        work = controller.iteration(step, evaluate=due, last=last)
+        return await unless(stop, work, may_cancel=lambda: controller.waiting)
 
     def _record(self, iteration: Iteration, success_before: float | None) -> None:
         """Write what an iteration did, and show it."""

@@ -7,6 +7,7 @@ Invariant: `run.json` always says how the run stands: running, finished, interru
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
 import msgspec
@@ -15,7 +16,7 @@ from rollart.config import Config
 from rollart.observe.dashboard import Dashboard
 from rollart.observe.runinfo import RunInfo, Status, read_run, write_run
 from rollart.report import write_report
-from rollart.runtime.beside import beside
+from rollart.runtime.beside import beside, unless
 from rollart.runtime.folder import RunFolder
 from rollart.runtime.interrupt import interruptible
 from rollart.runtime.launch import launch
@@ -65,8 +66,10 @@ async def _train(
         dashboard.log(f"resuming after iteration {state.step}")
     model = await asyncio.to_thread(prepare_model, config, folder.path)
     setting = await asyncio.to_thread(Setting, config, model)
-    async with launch(config, folder, setting, place, dashboard.log) as parts:
-        if stop.is_set():
+    async with AsyncExitStack() as stack:
+        starting = stack.enter_async_context(launch(config, folder, setting, place, dashboard.log))
+        parts = await unless(stop, starting)
+        if parts is None:
             return False
         return await Run(config, folder, setting, parts, dashboard, state).go(stop)
 
