@@ -31,11 +31,8 @@ def make_model(folder: Path) -> None:
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False}
     tokens = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
     torch.manual_seed(0)
-    Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=320, max_position_embeddings=512, tie_word_embeddings=False, **sizes, **heads, **tokens
-        )
-    ).save_pretrained(folder)
+    config = Qwen3Config(max_position_embeddings=512, **sizes, **heads, **tokens)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
 
 
 @pytest.fixture
@@ -52,7 +49,7 @@ async def server(tmp_path: Path) -> AsyncIterator[str]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    options = "--skip-tokenizer-init --dtype float32 --max-model-len 256 --enforce-eager --max-num-seqs 4"
+    options = "--enable-scale-out --skip-tokenizer-init --enforce-eager --dtype float32 --max-model-len 256"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tmp_path)),
         *("--host", "127.0.0.1", "--port", str(port), "--kv-cache-memory-bytes", str(32 << 20)),
@@ -80,14 +77,14 @@ def is_up(url: str) -> bool:
         return False
 
 
-def score(url: str, tokens: list[int]) -> list[float]:
-    """The server's log-probability of each token after the first."""
-    sampling = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
-    body = json.dumps({"token_ids": tokens, "sampling_params": sampling}).encode()
+def generate(url: str, prompt: list[int]) -> tuple[list[int], list[float]]:
+    """Tokens that the server samples, and its log-probabilities of them."""
+    sampling = {"max_tokens": 16, "logprobs": 0, "temperature": 1.0, "ignore_eos": True}
+    body = json.dumps({"token_ids": prompt, "sampling_params": sampling}).encode()
     request = urllib.request.Request(f"{url}/inference/v1/generate", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
-        rows = json.load(response)["prompt_logprobs"]
-    return [row[str(token)]["logprob"] for row, token in zip(rows[1:], tokens[1:], strict=True)]
+        rows = json.load(response)["choices"][0]["logprobs"]["content"]
+    return [row["token_id"] for row in rows], [row["logprob"] for row in rows]
 
 
 @pytest.mark.engine
@@ -113,11 +110,12 @@ async def test_a_training_loop_updates_a_server(
     await example.main(str(tmp_path), server)
     assert capsys.readouterr().out.count("the server holds") == 3
 
-    tokens = [10, 11, 12, 200, 7, 13]
+    prompt = [10, 11, 12, 200, 7, 13]
+    tokens, logprobs = await in_thread(generate, server, prompt)
     with torch.no_grad():
-        logits = models[0](torch.tensor([tokens])).logits[0].double()
-    expected = torch.log_softmax(logits, -1)[range(5), tokens[1:]].tolist()
-    assert await in_thread(score, server, tokens) == pytest.approx(expected, abs=1e-4)
+        logits = models[0](torch.tensor([prompt + tokens])).logits[0].double()
+    expected = torch.log_softmax(logits, -1)[range(5, 5 + len(tokens)), tokens].tolist()
+    assert logprobs == pytest.approx(expected, abs=1e-4)
 
 
 async def test_a_server_that_does_not_answer_is_named() -> None:

@@ -29,7 +29,8 @@ _WORTHWHILE = 0.5
 _BLOCK_BYTES = 1 << 18
 # Compression is tried on this much of a stream, and used if it saves at least a tenth.
 _SAMPLE_BYTES = 1 << 16
-_DIGITS = (np.uint8, np.uint16, np.uint32)
+# The types of a digit, and the largest value of each, which says that the gap goes on.
+_DIGITS: tuple[tuple[Any, int], ...] = ((np.uint8, 0xFF), (np.uint16, 0xFFFF), (np.uint32, 0xFFFFFFFF))
 
 
 class _Run(msgspec.Struct, array_like=True):
@@ -87,33 +88,38 @@ def _changed(before: Words, after: Words) -> npt.NDArray[np.int64]:
         size = min(block, before.size - first)
         np.not_equal(before[first : first + size], after[first : first + size], out=mask[:size])
         mask[size:] = False
-        groups = np.flatnonzero(mask.view(np.uint64))
-        row, column = np.nonzero(mask.reshape(-1, 8)[groups])
-        found.append(groups[row] * 8 + column + first)
+        groups = np.flatnonzero(mask.view(np.uint64) != 0)
+        within = np.flatnonzero(mask.reshape(-1, 8)[groups])
+        found.append(groups[within >> 3] * 8 + (within & 7) + first)
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
 def _run(positions: npt.NDArray[np.int64], values: Words) -> _Run:
-    gaps = np.diff(positions, prepend=-1) - 1
-    streams = [_digits(gaps, digit) for digit in _DIGITS]
-    digit = min(range(len(_DIGITS)), key=lambda d: streams[d].nbytes)
+    digit, stream = _digits(np.diff(positions, prepend=-1) - 1)
     planes = values.view(np.uint8).reshape(-1, values.itemsize).T
-    return _Run(positions.size, digit, _packed(streams[digit].tobytes()), _packed(planes.tobytes()))
+    return _Run(positions.size, digit, _packed(stream.tobytes()), _packed(planes.tobytes()))
 
 
-def _digits(gaps: npt.NDArray[np.int64], digit: type[np.unsignedinteger[Any]]) -> Words:
-    more = int(np.iinfo(digit).max)
-    whole, rest = np.divmod(gaps, more)
-    ends = np.cumsum(whole + 1)
-    stream = np.full(ends[-1] if gaps.size else 0, more, digit)
-    stream[ends - 1] = rest
-    return stream
+def _digits(gaps: npt.NDArray[np.int64]) -> tuple[int, Words]:
+    """The shortest of the streams by width of digit, narrowest first until a wider one could not be shorter."""
+    best = 0
+    streams: list[Words] = []
+    for digit, (kind, largest) in enumerate(_DIGITS):
+        if streams and streams[best].nbytes <= np.dtype(kind).itemsize * gaps.size:
+            break
+        more = gaps // largest
+        ends = np.cumsum(more + 1)
+        stream = np.full(ends[-1] if gaps.size else 0, largest, kind)
+        stream[ends - 1] = gaps - more * largest
+        streams.append(stream)
+        best = min(best, digit, key=lambda each: streams[each].nbytes)
+    return best, streams[best]
 
 
 def _overwrite(content: Words, change: _Run) -> None:
-    stream = np.frombuffer(_unpacked(change.gaps), _DIGITS[change.digit])
-    ends = stream != np.iinfo(_DIGITS[change.digit]).max
-    positions = np.cumsum(stream, dtype=np.int64)[ends] + np.arange(change.count)
+    kind, largest = _DIGITS[change.digit]
+    stream = np.frombuffer(_unpacked(change.gaps), kind)
+    positions = np.cumsum(stream, dtype=np.int64)[stream != largest] + np.arange(change.count)
     planes = np.frombuffer(_unpacked(change.values), np.uint8).reshape(content.itemsize, change.count)
     content[positions] = np.ascontiguousarray(planes.T).view(content.dtype)[:, 0]
 
