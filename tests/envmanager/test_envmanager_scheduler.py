@@ -1,6 +1,7 @@
 """The scheduler on virtual time, with a buffer that it does not know, under cancellations, failures and hangs."""
 
 import asyncio
+import pickle
 from typing import Any
 
 import pytest
@@ -198,6 +199,19 @@ def test_an_error_of_the_groups_is_raised_as_it_is():
         with pytest.raises(LookupError, match="no tasks"):
             await scheduler(world, buffer).run()
         assert buffer.tickets[0].fate == "cancelled" and not world.alive
+
+    virtual(scenario())
+
+
+def test_a_failure_travels_and_holds_no_episode():
+    async def scenario() -> None:
+        buffer = FakeBuffer(["k"])
+        await scheduler(World(step=ValueError("x")), buffer).run()
+        error = buffer.tickets[0].error
+        assert error is not None and error.__cause__ is not None
+        assert error.__traceback__ is None and error.__cause__.__traceback__ is None
+        again = pickle.loads(pickle.dumps(error))  # as Ray carries it
+        assert (str(again), again.kind, again.key, again.phase) == (str(error), "data", "k", "step")
 
     virtual(scenario())
 

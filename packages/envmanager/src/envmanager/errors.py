@@ -5,7 +5,7 @@ Invariant: whatever goes wrong in an episode reaches the caller as a `RolloutErr
 `phase` filled in (test_envmanager_manager.py::test_every_failure_is_typed_and_says_where).
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 Kind = Literal["infrastructure", "data", "timeout", "policy", "reward"]
 KINDS: tuple[Kind, ...] = ("infrastructure", "data", "timeout", "policy", "reward")
@@ -21,6 +21,14 @@ class RolloutError(EnvManagerError):
     kind: ClassVar[Kind]
     key: str = ""
     phase: str = ""
+
+    def bare(self) -> Self:
+        """Without tracebacks: their frames hold whole episodes, and whoever keeps failures would keep those."""
+        cause: BaseException | None = self
+        while cause is not None:
+            cause.__traceback__ = None
+            cause = cause.__cause__
+        return self
 
     def __str__(self) -> str:
         where = f"{self.key!r} in {self.phase}: " if self.phase else ""

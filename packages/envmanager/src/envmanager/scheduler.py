@@ -205,7 +205,7 @@ class RolloutScheduler:
             self._stats.failed[error.kind] += 1
             if run.trajectory is None:
                 self._judge(error)
-            ticket.fail(error)
+            ticket.fail(error.bare())
             return
         answer = ticket.finish(trajectory, trajectory.reward)
         run.ended = True
