@@ -1,7 +1,7 @@
 """Environments by name: `gymnasium:FrozenLake-v1?is_slippery=false`, or `module:factory?option=value`.
 
 Invariant: a wrong name is an UnknownEnv that says what is wrong with it
-(test_envmanager_naming.py::test_wrong_names).
+(test_envmanager_check.py::test_wrong_names).
 """
 
 import functools
