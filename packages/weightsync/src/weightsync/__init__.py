@@ -4,8 +4,9 @@ from weightsync.errors import *  # noqa: F403
 from weightsync.errors import __all__ as _errors
 from weightsync.files import FileStore
 from weightsync.inspection import VersionInfo, inspect
-from weightsync.manifest import Bucket, Manifest, Plan, TensorMeta
+from weightsync.manifest import Bucket, Manifest, Plan, Shard, TensorMeta
 from weightsync.publisher import Publisher, Push
+from weightsync.sharding import Part, ShardedSubscriber
 from weightsync.shm import SharedMemoryStore
 from weightsync.store import MemoryStore, Missing, Store
 from weightsync.subscriber import Commit, Load, Staged, Subscriber
@@ -21,9 +22,12 @@ __all__ = [
     "Manifest",
     "MemoryStore",
     "Missing",
+    "Part",
     "Plan",
     "Publisher",
     "Push",
+    "Shard",
+    "ShardedSubscriber",
     "SharedMemoryStore",
     "Staged",
     "Store",

@@ -18,11 +18,19 @@ import xxhash
 from weightsync.dtypes import ITEMSIZE
 from weightsync.errors import BadManifest, BadTensor
 
-__all__ = ["ALIGNMENT", "FORMAT", "Bucket", "Manifest", "Piece", "Plan", "TensorMeta"]
+__all__ = ["ALIGNMENT", "FORMAT", "Bucket", "Manifest", "Piece", "Plan", "Shard", "TensorMeta"]
 
 # A cache line: enough for the widest element (complex128) and for vector loads straight from staging.
 ALIGNMENT = 64
 FORMAT = 1
+
+
+class Shard(msgspec.Struct, frozen=True, array_like=True):
+    """Which part of a larger tensor this is: from `start` along `dim`, of `size` in all."""
+
+    dim: int
+    start: int
+    size: int
 
 
 class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
@@ -32,6 +40,7 @@ class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
     tied_to: str = ""
+    shard: Shard | None = None
 
     @property
     def nbytes(self) -> int:
@@ -189,6 +198,10 @@ def _check(meta: TensorMeta, seen: dict[str, int], tensors: Sequence[TensorMeta]
         raise BadTensor(f"tensor {meta.name!r} has unknown dtype {meta.dtype!r}; known: {', '.join(ITEMSIZE)}")
     if any(size < 0 for size in meta.shape):
         raise BadTensor(f"tensor {meta.name!r} has a negative size in shape {meta.shape}")
+    if (part := meta.shard) is not None:
+        inside = 0 <= part.dim < len(meta.shape) and 0 <= part.start <= part.size - meta.shape[part.dim]
+        if not inside:
+            raise BadTensor(f"tensor {meta.name!r} of shape {meta.shape} cannot be {part}")
     if meta.tied_to:
         first = tensors[seen[meta.tied_to]] if meta.tied_to in seen else None
         if first is None or first.tied_to or (first.dtype, first.shape) != (meta.dtype, meta.shape):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -20,10 +21,10 @@ import numpy as np
 from weightsync.blocking import each, in_thread
 from weightsync.errors import BadConfig, Fenced, LayoutChanged, StoreError, VersionConflict
 from weightsync.index import HOLD_SLOTS, INDEX, Entry, Index, hold_key
-from weightsync.manifest import Bucket, Manifest, Plan, TensorMeta, manifest_key
+from weightsync.manifest import Bucket, Manifest, Plan, Shard, TensorMeta, manifest_key
 from weightsync.source import Source
 from weightsync.store import Store
-from weightsync.tensors import Bytes, NamedTensors, describe
+from weightsync.tensors import NO_SHARDS, Bytes, NamedTensors, describe
 
 __all__ = ["Publisher", "Push"]
 
@@ -74,15 +75,17 @@ class Publisher:
         self._since_anchor = 0
         self._due: dict[int, float] = {}
 
-    async def publish(self, version: int, named_tensors: NamedTensors) -> Manifest:
+    async def publish(
+        self, version: int, named_tensors: NamedTensors, shards: Mapping[str, Shard] = NO_SHARDS
+    ) -> Manifest:
         """Publish the tensors as `version` and return its manifest once everyone can see it.
 
         Versions ascend. Publishing one again with the same content changes nothing; with other content it raises
-        VersionConflict.
+        VersionConflict. `shards` says which tensors are parts of larger ones (see `weightsync.sharding`).
         """
         async with self._lock:
             start = asyncio.get_running_loop().time()
-            metas, tensors = describe(named_tensors)
+            metas, tensors = describe(named_tensors, shards)
             plan = Plan(metas, self._bucket_bytes)
             index = await self._own()
             self._check_layout(metas)
@@ -228,4 +231,5 @@ class Publisher:
 def _describe(meta: TensorMeta | None) -> str:
     if meta is None:
         return "absent"
-    return f"{meta.dtype}{list(meta.shape)}" + (f" tied to {meta.tied_to!r}" if meta.tied_to else "")
+    part = f" from {meta.shard.start} of {meta.shard.size}" if meta.shard else ""
+    return f"{meta.dtype}{list(meta.shape)}{part}" + (f" tied to {meta.tied_to!r}" if meta.tied_to else "")

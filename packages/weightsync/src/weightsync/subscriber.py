@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 import numpy as np
@@ -43,6 +44,7 @@ class Staged(msgspec.Struct, frozen=True):
     staging: Staging
     seconds: float
     wire_bytes: int
+    buckets: Sequence[int]
 
     @property
     def version(self) -> int:
@@ -62,8 +64,12 @@ class Commit(msgspec.Struct, frozen=True):
 class Subscriber:
     """One reader, with staging memory for one model: only the last prefetched version can be committed."""
 
-    def __init__(self, store: Store, *, timeout: float = 3600.0) -> None:
+    def __init__(
+        self, store: Store, *, timeout: float = 3600.0, needs: Callable[[Manifest], Collection[int]] | None = None
+    ) -> None:
+        """`needs` names the buckets to stage (default: all); with it, only `commit_with` can commit."""
         self._store = store
+        self._needs = needs
         self._timeout = timeout
         self._id = secrets.token_hex(8)
         self._pull: asyncio.Task[Staged] | None = None
@@ -121,14 +127,20 @@ class Subscriber:
 
         Raises EngineRefused if that is not the digest of what was published.
         """
-        async with self._using:
-            self._check_current(staged)
+        async with self.using(staged):
             start = asyncio.get_running_loop().time()
             digest = await load()
             took = asyncio.get_running_loop().time() - start
         if digest != staged.manifest.digest:
             raise EngineRefused(f"version {staged.version}: loaded {digest}, published {staged.manifest.digest}")
         return Commit(staged.version, digest, took, staged.staging.array.size, len(staged.manifest.tensors))
+
+    @asynccontextmanager
+    async def using(self, staged: Staged) -> AsyncIterator[None]:
+        """Inside, `staged` is what staging holds, and nobody writes there; raises Superseded if it is not."""
+        async with self._using:
+            self._check_current(staged)
+            yield
 
     async def close(self) -> None:
         """Stop what is running and free the staging memory; the store stays open."""
@@ -166,14 +178,16 @@ class Subscriber:
             fetched = 0
             async with self._using:
                 staging = self._fit(plan)
-                steps, runs = await self._steps(manifest, staging), plan.runs()
+                buckets = sorted(self._needs(manifest)) if self._needs else range(len(plan))
+                steps, runs = await self._steps(manifest, staging, buckets), plan.runs()
 
                 async def stage(index: int) -> None:
                     nonlocal fetched
-                    fetched += await self._stage_bucket(steps, plan.span(index), runs[index], staging, index)
+                    wire_bytes = await self._stage_bucket(steps, plan.span(index), runs[index], staging, index)
+                    fetched += wire_bytes
 
-                await each(_IN_FLIGHT, range(len(plan)), stage)
-            return Staged(manifest, staging, loop.time() - start, fetched)
+                await each(_IN_FLIGHT, buckets, stage)
+            return Staged(manifest, staging, loop.time() - start, fetched, buckets)
         except Missing as error:
             raise VersionGone(f"version {version} is being removed; latest is {await self.latest()}") from error
         finally:
@@ -210,10 +224,10 @@ class Subscriber:
             staging = self._staging = Staging(plan.total, len(plan))
         return staging
 
-    async def _steps(self, manifest: Manifest, staging: Staging) -> list[Manifest]:
+    async def _steps(self, manifest: Manifest, staging: Staging, buckets: Sequence[int]) -> list[Manifest]:
         """The version and the bases that its buckets need, newest first, back to what staging holds or an anchor."""
         steps = [manifest]
-        while any(_chain(steps, staging.content[index], index) is None for index in range(len(manifest.buckets))):
+        while any(_chain(steps, staging.content[index], index) is None for index in buckets):
             base = steps[-1].base
             assert base is not None, "a manifest with a delta bucket has a base"
             step = await self._manifest(base)
@@ -269,11 +283,16 @@ def hand_over(manifest: Manifest, content: Bytes, load: Load) -> str:
 def verified(manifest: Manifest, content: Bytes) -> Iterator[Tensor]:
     """The published tensors in order, after all of `content` is proved to be what was published. Blocks."""
     plan = Plan(manifest.tensors, manifest.bucket_bytes)
-    for index, bucket in enumerate(manifest.buckets):
-        if checksum([content[plan.span(index)]]) != bucket.digest:
-            raise CorruptBucket(f"staged bucket {index} of version {manifest.version} has changed: prefetch it again")
+    verify(manifest, plan, content, range(len(plan)))
     for meta, offset in zip(plan.tensors, plan.offsets, strict=True):
         yield Tensor(meta, content[offset : offset + meta.nbytes])
+
+
+def verify(manifest: Manifest, plan: Plan, content: Bytes, buckets: Collection[int]) -> None:
+    """Raise CorruptBucket unless these buckets of `content` are what was published. Blocks."""
+    for index in buckets:
+        if checksum([content[plan.span(index)]]) != manifest.buckets[index].digest:
+            raise CorruptBucket(f"staged bucket {index} of version {manifest.version} has changed: prefetch it again")
 
 
 def _chain(steps: list[Manifest], content: str | None, index: int) -> list[Manifest] | None:

@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from weightsync.dtypes import ITEMSIZE
 from weightsync.errors import BadTensor
-from weightsync.manifest import TensorMeta
+from weightsync.manifest import Shard, TensorMeta
 
-__all__ = ["Bytes", "NamedTensors", "Tensor", "describe", "piece"]
+__all__ = ["NO_SHARDS", "Bytes", "NamedTensors", "Tensor", "describe", "piece"]
 
 Bytes = npt.NDArray[np.uint8]
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
+NO_SHARDS: Mapping[str, Shard] = {}
 
 
 class _Source(Protocol):
@@ -56,7 +57,9 @@ def _source(name: str, tensor: Any) -> _Source:
     raise BadTensor(f"{name!r} is a {type(tensor).__name__}; publish numpy arrays or torch tensors")
 
 
-def describe(named: NamedTensors) -> tuple[tuple[TensorMeta, ...], list[Any]]:
+def describe(
+    named: NamedTensors, shards: Mapping[str, Shard] = NO_SHARDS
+) -> tuple[tuple[TensorMeta, ...], list[Any]]:
     """The metadata of the tensors in the order given, ties found by storage, and the tensors themselves."""
     metas: list[TensorMeta] = []
     tensors: list[Any] = []
@@ -67,7 +70,7 @@ def describe(named: NamedTensors) -> tuple[tuple[TensorMeta, ...], list[Any]]:
         identity = (dtype, shape, *source.identity(tensor))
         # Empty tensors share the null address without being tied.
         tied = first.setdefault(identity, name) if math.prod(shape) else name
-        metas.append(TensorMeta(name, dtype, shape, "" if tied == name else tied))
+        metas.append(TensorMeta(name, dtype, shape, "" if tied == name else tied, shards.get(name)))
         tensors.append(tensor)
     return tuple(metas), tensors
 
