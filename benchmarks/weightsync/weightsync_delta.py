@@ -128,7 +128,7 @@ async def training_rows() -> list[Row]:
         for version in range(1, STEPS + 1):
             run.step()
             await publisher.publish(version, run.weights())
-        pushes = publisher.pushes[1:]
+        pushes = list(publisher.pushes)[1:]
         densities = [push.density for push in pushes]
         smaller = [push.content_bytes / max(1, push.wire_bytes) for push in pushes]
         found.append(row(f"changed by a step, bf16, rate {rate:.0e}", "of elements", densities, None, None, None))

@@ -123,6 +123,17 @@ async def test_a_cancelled_pull_resumes(store: CountingStore) -> None:
     await subscriber.close()
 
 
+async def test_closing_ends_a_pull_that_is_stuck(store: CountingStore) -> None:
+    publisher, subscriber = Publisher(store, bucket_bytes=256), Subscriber(store)
+    await publisher.publish(0, weights(0))
+    store.stop_at = 1
+    pull = asyncio.create_task(subscriber.prefetch(0))
+    await store.stopped.wait()
+    await subscriber.close()
+    with pytest.raises(Superseded):
+        await pull
+
+
 async def test_prefetches_of_one_version_share_a_pull(store: CountingStore) -> None:
     publisher, subscriber = Publisher(store), Subscriber(store)
     first, second, third = (asyncio.create_task(subscriber.prefetch(0)) for _ in range(3))

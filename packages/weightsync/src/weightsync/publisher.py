@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Mapping
 from typing import Literal
 
@@ -30,6 +31,8 @@ __all__ = ["Publisher", "Push"]
 
 # One bucket is checksummed or copied from the device while another is put.
 _IN_FLIGHT = 2
+# Publications that `pushes` remembers.
+_PUSHES = 256
 
 
 class Push(msgspec.Struct, frozen=True):
@@ -60,7 +63,7 @@ class Publisher:
             raise BadConfig(f"encoding is {encoding!r}; use 'full' or 'delta'")
         if keep < 1 or anchor_every < 1:
             raise BadConfig(f"keep is {keep} and anchor_every {anchor_every}; both must be at least 1")
-        self.pushes: list[Push] = []
+        self.pushes: deque[Push] = deque(maxlen=_PUSHES)
         self._store = store
         self._bucket_bytes = bucket_bytes
         self._delta = encoding == "delta"

@@ -118,9 +118,10 @@ class Subscriber:
 
         `load` runs in a thread. If it has `names`, they must all be in the version, or nothing is loaded.
         """
-        return await self.commit_with(
-            staged, lambda: in_thread(hand_over, staged.manifest, staged.staging.array, load)
-        )
+        manifest, content = staged.manifest, staged.staging.array
+        if len(staged.buckets) != len(manifest.buckets):
+            raise BadTensor(f"version {staged.version} is staged in part; commit it with what asked for the parts")
+        return await self.commit_with(staged, lambda: in_thread(hand_over, manifest, content, load))
 
     async def commit_with(self, staged: Staged, load: Callable[[], Awaitable[str]]) -> Commit:
         """Commit by other means: `load()` loads from `staged.staging`, which nobody writes meanwhile; the digest.
@@ -138,14 +139,15 @@ class Subscriber:
     @asynccontextmanager
     async def using(self, staged: Staged) -> AsyncIterator[None]:
         """Inside, `staged` is what staging holds, and nobody writes there; raises Superseded if it is not."""
+        self._check_current(staged)
         async with self._using:
             self._check_current(staged)
             yield
 
     async def close(self) -> None:
         """Stop what is running and free the staging memory; the store stays open."""
+        await self._stop()
         async with self._using:
-            await self._stop()
             if self._staging is not None:
                 self._staging.close()
                 self._staging = None
@@ -167,6 +169,7 @@ class Subscriber:
         if pull is not None:
             pull.cancel()
             await asyncio.wait([pull])
+            _failed(pull)  # takes note of an error that nobody waits for any more
 
     async def _stage(self, version: int) -> Staged:
         manifest = await self._await_manifest(version)
