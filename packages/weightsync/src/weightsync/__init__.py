@@ -1,23 +1,46 @@
 """Bucketized, versioned, transactional weight publication and pull."""
 
-from weightsync.errors import *  # noqa: F403
-from weightsync.errors import __all__ as _errors
+from weightsync.errors import (
+    BadConfig,
+    BadManifest,
+    BadTensor,
+    CorruptBucket,
+    EngineRefused,
+    Fenced,
+    LayoutChanged,
+    Missing,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    Superseded,
+    VersionConflict,
+    VersionGone,
+    VersionTimeout,
+    WeightSyncError,
+)
 from weightsync.files import FileStore
 from weightsync.inspection import VersionInfo, inspect
 from weightsync.manifest import Bucket, Manifest, Plan, Shard, TensorMeta
 from weightsync.publisher import Publisher, Push
 from weightsync.sharding import Part, ShardedSubscriber
 from weightsync.shm import SharedMemoryStore
-from weightsync.store import MemoryStore, Missing, Store
+from weightsync.store import MemoryStore, Store
 from weightsync.subscriber import Commit, Load, Staged, Subscriber
 from weightsync.tensors import Tensor
 from weightsync.throttle import ThrottledStore
 from weightsync.urls import open_store
 
 __all__ = [
+    "BadConfig",
+    "BadManifest",
+    "BadTensor",
     "Bucket",
     "Commit",
+    "CorruptBucket",
+    "EngineRefused",
+    "Fenced",
     "FileStore",
+    "LayoutChanged",
     "Load",
     "Manifest",
     "MemoryStore",
@@ -31,12 +54,19 @@ __all__ = [
     "SharedMemoryStore",
     "Staged",
     "Store",
+    "StoreError",
+    "StoreFull",
+    "StoreUnavailable",
     "Subscriber",
+    "Superseded",
     "Tensor",
     "TensorMeta",
     "ThrottledStore",
+    "VersionConflict",
+    "VersionGone",
     "VersionInfo",
+    "VersionTimeout",
+    "WeightSyncError",
     "inspect",
     "open_store",
-    *_errors,
 ]

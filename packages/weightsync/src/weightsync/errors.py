@@ -8,6 +8,7 @@ __all__ = [
     "EngineRefused",
     "Fenced",
     "LayoutChanged",
+    "Missing",
     "StoreError",
     "StoreFull",
     "StoreUnavailable",
@@ -65,6 +66,10 @@ class CorruptBucket(WeightSyncError):
 
 class StoreError(WeightSyncError):
     """Raised when a store fails an operation for a reason that has no type of its own."""
+
+
+class Missing(StoreError):
+    """Raised when an object is not, or not yet, in the store; names its key."""
 
 
 class StoreFull(StoreError):

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from weightsync.blocking import in_thread
-from weightsync.errors import StoreError, StoreFull, StoreUnavailable
+from weightsync.errors import Missing, StoreError, StoreFull, StoreUnavailable
 from weightsync.notify import FolderWatch
-from weightsync.store import Missing
 from weightsync.tensors import Bytes
 
 __all__ = ["FileStore"]

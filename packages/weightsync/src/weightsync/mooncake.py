@@ -23,8 +23,7 @@ import numpy as np
 import xxhash
 
 from weightsync.blocking import in_thread
-from weightsync.errors import StoreError, StoreFull, StoreUnavailable
-from weightsync.store import Missing
+from weightsync.errors import Missing, StoreError, StoreFull, StoreUnavailable
 from weightsync.tensors import Bytes
 
 __all__ = ["MooncakeStore"]

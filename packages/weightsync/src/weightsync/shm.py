@@ -18,9 +18,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weightsync.errors import BadConfig, StoreError, StoreFull, StoreUnavailable
+from weightsync.errors import BadConfig, Missing, StoreError, StoreFull, StoreUnavailable
 from weightsync.files import FileStore
-from weightsync.store import Missing
 from weightsync.tensors import Bytes
 
 __all__ = ["SharedMemoryStore"]

@@ -13,14 +13,10 @@ from typing import Protocol
 
 import numpy as np
 
-from weightsync.errors import StoreError
+from weightsync.errors import Missing, StoreError
 from weightsync.tensors import Bytes
 
-__all__ = ["MemoryStore", "Missing", "Store"]
-
-
-class Missing(StoreError):
-    """Raised when a key is not in the store; names the key."""
+__all__ = ["MemoryStore", "Store"]
 
 
 class Store(Protocol):

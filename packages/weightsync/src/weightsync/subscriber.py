@@ -20,11 +20,19 @@ import numpy as np
 from weightsync import delta
 from weightsync.blocking import each, in_thread
 from weightsync.checksum import checksum
-from weightsync.errors import BadTensor, CorruptBucket, EngineRefused, Superseded, VersionGone, VersionTimeout
+from weightsync.errors import (
+    BadTensor,
+    CorruptBucket,
+    EngineRefused,
+    Missing,
+    Superseded,
+    VersionGone,
+    VersionTimeout,
+)
 from weightsync.index import HOLD_SLOTS, INDEX, Index, hold_key
 from weightsync.manifest import Manifest, Plan, manifest_key
 from weightsync.staging import Staging
-from weightsync.store import Missing, Store
+from weightsync.store import Store
 from weightsync.tensors import Bytes, Tensor
 
 __all__ = ["Commit", "Load", "Staged", "Subscriber"]
