@@ -13,14 +13,7 @@ import numpy as np
 
 from envmanager import Trajectory
 
-DAEMON = """
-import os, time
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        print(os.getpid(), flush=True)
-        time.sleep(1000)
-"""
+DAEMON = "setsid sh -c 'echo $$; exec sleep 1000' &"
 
 
 class Fine:
@@ -104,7 +97,7 @@ class Forks(Fine):
 
     def step(self, action: str) -> Any:
         child = subprocess.Popen(["sleep", "1000"])
-        made = subprocess.Popen([sys.executable, "-c", DAEMON], stdout=subprocess.PIPE)
+        made = subprocess.Popen(["sh", "-c", DAEMON], stdout=subprocess.PIPE)
         assert made.stdout is not None
         pids = f"{child.pid} {made.stdout.readline().decode()}"
         with open(self.key, "w") as file:

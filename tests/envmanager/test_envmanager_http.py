@@ -64,7 +64,8 @@ async def test_an_episode_over_http():
 )
 async def test_failures_keep_their_kind_and_leave_nothing(plan, kind, said):
     async with serving(quick(**plan)) as (server, url), HTTPBackend(url) as backend:
-        limits = Limits(step_timeout=0.1, reset_timeout=0.3)
+        hangs = {name: 0.3 if plan.get(name) == FOREVER else 60.0 for name in ("step", "reset")}
+        limits = Limits(step_timeout=hangs["step"], reset_timeout=hangs["reset"])
         with pytest.raises(kind, match=said):
             await EnvManager(backend, POLICY, limits=limits).run("k", 0)
         assert not server.alive

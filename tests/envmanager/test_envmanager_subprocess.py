@@ -78,7 +78,7 @@ async def test_a_process_is_used_again_only_when_clean(tmp_path):
 @pytest.mark.parametrize("ending", ["clean", "hang", "cancel"])
 async def test_children_go_with_their_environment(tmp_path, ending):
     file = tmp_path / "pids"
-    limits = Limits(step_timeout=3.0)
+    limits = Limits(step_timeout=4.0 if ending == "hang" else None)
     async with SubprocessBackend(f"{HOME}:Forks") as backend:
         manager = EnvManager(backend, Says("hang" if ending != "clean" else "go"), limits=limits)
         playing = asyncio.create_task(manager.run(str(file), 0))
@@ -118,11 +118,11 @@ async def test_bad_environments(key, kind, said):
 
 @pytest.mark.parametrize("key", ["hangs in reset", "hangs", "deaf"])
 async def test_a_hanging_step_is_killed_and_replaced(key):
-    limits = Limits(step_timeout=0.2, reset_timeout=3.0)
     async with SubprocessBackend(f"{HOME}:Bad") as backend:
+        first = await EnvManager(backend, Says()).run("fine", 0)
         with pytest.raises(DeadlineExceeded):
-            await EnvManager(backend, Says(), limits=limits).run(key, 0)
-        assert backend.stats().started == backend.stats().ended == 1
+            await EnvManager(backend, Says(), limits=Limits(step_timeout=0.2, reset_timeout=0.5)).run(key, 0)
+        assert backend.stats().started == backend.stats().ended == 1 and not alive(pid_of(first))
         assert (await EnvManager(backend, Says()).run("fine", 0)).reward == 1.0
 
 
@@ -145,7 +145,7 @@ async def test_one_bad_among_many_disturbs_nobody():
     buffer = FakeBuffer([*("fine" for _ in range(8)), "hangs", "dies", "nan"])
     policy = FakePolicy(generate_s=0.0)
     async with SubprocessBackend(f"{HOME}:Bad") as backend:
-        limits = Limits(step_timeout=1.0, reset_retries=0)
+        limits = Limits(step_timeout=5.0, reset_retries=0)
         options: dict[str, Any] = {"concurrency": 4, "limits": limits, "closed": (BufferClosed,)}
         await RolloutScheduler(backend, policy, buffer, **options).run()
         assert [ticket.fate for ticket in buffer.tickets] == [*["finished"] * 8, *["failed"] * 3]
