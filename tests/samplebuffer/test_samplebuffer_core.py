@@ -206,15 +206,17 @@ def test_a_complete_group_that_loses_members_waits_for_their_replacement() -> No
 
 
 def test_a_group_that_would_keep_fewer_than_half_is_recycled_before_new_keys() -> None:
-    buf = buffer(group_size=4, alpha=0, batch_groups=2)
+    buf = buffer(group_size=4, alpha=0, batch_groups=2, max_replacements=1)
     tickets = take_all(buf)
     run(tickets[0])
-    tickets[4].fail("counts for the key, also after recycling")
+    tickets[4].fail("counts in the budget of the key, also after recycling")
     ended = buf.advance(1)
     assert len(ended) == 6 and buf.ledger.stale == 7 and buf.ledger.balanced
     assert buf.stats().groups.alive == 0 and buf.stats().groups.recycled == 2
     again = take_all(buf)
     assert [t.key for t in again] == [0] * 4 + [1] * 4 and {t.group_id for t in again} == {2, 3}
+    again[4].fail("once more")
+    assert [given_up.lost for given_up in buf.stats().given_up] == [2]
 
 
 def test_alpha_zero_in_the_pipelined_order() -> None:

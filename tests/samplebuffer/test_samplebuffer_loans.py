@@ -67,6 +67,16 @@ def test_members_whose_payload_is_lost_are_failed_and_replaced() -> None:
     assert ticket is not None and (ticket.group_id, ticket.member) == (0, 2)
 
 
+def test_a_reclaimed_group_asks_for_replacements_though_others_were_issued_meanwhile() -> None:
+    core = full_core()
+    batch = lend(core)
+    for _ in range(4):  # the queue of wanting groups is worked off while the batch travels
+        assert core.take_ticket() is None
+    reclaim(core, batch, lost={s.ticket_id for s in batch.samples})
+    tickets = [core.take_ticket() for _ in range(4)]
+    assert [ticket.group_id for ticket in tickets if ticket] == [0, 0, 1, 1]
+
+
 def test_lost_payloads_count_in_the_budget() -> None:
     core = full_core(max_replacements=1)
     drop(core, {0, 1, 2})

@@ -76,7 +76,13 @@ class Link:
         await self._filled.wait()
         self._filled.clear()
         pending, self._queue = self._queue, []
-        refs, pending = await self._put(pending)
+        carriers = [entry for entry in pending if entry[1] is not NOTHING]
+        refs: list[Any] = []
+        if carriers:
+            refs, failed = await asyncio.to_thread(self._put, carriers)
+            for entry, error in failed:
+                entry[2].set_exception(error)
+                pending.remove(entry)
         message = wire.encode([command for command, _, _ in pending])
         try:
             reply = wire.decode_reply(await self._actor.exchange.remote(self._name, message, refs))
@@ -102,30 +108,31 @@ class Link:
             self._expected = (following.joined, following.number + 1)
             self._on_events(following)
 
-    async def _put(self, pending: list[Pending]) -> tuple[list[Any], list[Pending]]:
-        """Put the payloads into the store, `chunk` to an object, and write their places into their commands."""
-        carriers = [entry for entry in pending if entry[1] is not NOTHING]
+    def _put(self, carriers: list[Pending]) -> tuple[list[Any], list[tuple[Pending, Unsendable]]]:
+        """Put payloads into the store, `chunk` to an object, and write their places into their commands.
+
+        Runs in a thread of the loop's executor, because Ray's store blocks while it copies.
+        """
         refs: list[Any] = []
+        failed: list[tuple[Pending, Unsendable]] = []
         for start in range(0, len(carriers), self._chunk):
             some = carriers[start : start + self._chunk]
             try:
-                refs.append(await asyncio.to_thread(ray.put, [payload for _, payload, _ in some]))
-                self._place(some, len(refs) - 1)
+                self._put_together(some, refs)
             except Exception:  # one of them can not be serialized: find out which
                 for entry in some:
                     try:
-                        refs.append(await asyncio.to_thread(ray.put, [entry[1]]))
-                        self._place([entry], len(refs) - 1)
+                        self._put_together([entry], refs)
                     except Exception as error:
-                        entry[2].set_exception(Unsendable(f"{type(error).__name__}: {error}"))
-                        pending.remove(entry)
-        return refs, pending
+                        failed.append((entry, Unsendable(f"{type(error).__name__}: {error}")))
+        return refs, failed
 
     @staticmethod
-    def _place(entries: list[Pending], chunk: int) -> None:
+    def _put_together(entries: list[Pending], refs: list[Any]) -> None:
+        refs.append(ray.put([payload for _, payload, _ in entries]))
         for index, (command, _, _) in enumerate(entries):
             assert isinstance(command, wire.Finish)
-            command.chunk, command.index = chunk, index
+            command.chunk, command.index = len(refs) - 1, index
 
     def _abandon(self, pending: list[Pending], error: SampleBufferError) -> None:
         for _, _, waiter in pending + self._queue:
