@@ -272,3 +272,14 @@ async def test_two_proxies_over_the_same_workers_update_them_once() -> None:
     for task in tasks:
         assert (await task).logprobs == [-float(i) for i in range(20)]
     assert [proxy.stats().version for proxy in proxies] == [1, 1]
+
+
+async def test_a_worker_that_restarted_unnoticed_is_caught_by_its_answer() -> None:
+    """Nothing failed at the proxy, yet the weights are old: the answer is thrown away and made again."""
+    sly = worker("sly")
+    proxy = LLMProxy([sly])
+    await roll(proxy, 1)
+    sly.rejoin(version=0)
+    result = await proxy.generate(request())
+    assert result.spans == [Span(1, 0, 20)] and result.timing.attempts == 2
+    await proxy.close()

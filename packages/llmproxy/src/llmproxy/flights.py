@@ -82,6 +82,11 @@ class Flights:
         entries = self.ledger.on(slot)
         await asyncio.gather(*(self._ask_to_leave(entry, "reclaim") for entry in entries))
 
+    def allow(self, version: int) -> None:
+        """Requests at workers may have tokens of this version too from now on."""
+        for entry in self.ledger.entries():
+            entry.versions.add(version)
+
     async def end(self) -> None:
         """End all requests with Closed."""
         entries = self.ledger.entries()
@@ -111,9 +116,12 @@ class Flights:
             except WorkerLost as lost:
                 self._survive(entry, lost)
             else:
-                if isinstance(answer, GenerateResult):
+                if wrong := _forbidden(entry, answer):
+                    self._survive(entry, WorkerLost(slot.id, f"it answered with version {wrong}"))
+                elif isinstance(answer, GenerateResult):
                     return self._finished(entry, slot, answer)
-                self._requeue(entry, answer)
+                else:
+                    self._requeue(entry, answer)
             _calm(entry)
             _obey_pull(entry)
             if entry.request.budget <= 0:
@@ -130,6 +138,7 @@ class Flights:
                 slot = self._router.choose(entry.request, self._fleet)
                 if slot is not None:
                     self.ledger.dispatch(entry, slot, now)
+                    entry.versions = {self._gate.version}
                     return slot
                 deadline = deadline or now + self._config.patience
             await self._woken(entry, deadline)
@@ -148,11 +157,12 @@ class Flights:
     def _survive(self, entry: Entry, lost: WorkerLost) -> None:
         slot = entry.slot
         assert slot is not None
-        self._requeue(entry, lost.partial)
+        trusted = lost.partial is not None and not _forbidden(entry, lost.partial)
+        self._requeue(entry, lost.partial if trusted else None)
         self.lost += 1
         self._on_lost(slot, lost.reason)
         entry.losses += 1
-        if entry.losses >= self._config.attempts and not entry.pulled:
+        if entry.losses >= self._config.attempts and not entry.pulled and entry.request.budget > 0:
             raise RetriesExhausted(entry.request.request_id, entry.losses, lost) from lost
 
     def _requeue(self, entry: Entry, partial: Partial | None) -> None:
@@ -202,6 +212,15 @@ class Flights:
                 _log.warning("request %s leaves without its tokens: %r", entry.request.request_id, error)
         self._kick(entry, why)
         await _left(entry)
+
+
+def _forbidden(entry: Entry, answer: GenerateResult | Partial) -> set[int]:
+    """Versions of new tokens that were not allowed while the request was at its worker.
+
+    A worker that restarted unnoticed has old weights and raises no error: only its answer tells.
+    """
+    before = len(entry.request.resume.token_ids) if entry.request.resume else 0
+    return {span.version for span in answer.spans if span.end > before} - entry.versions
 
 
 def _calm(entry: Entry) -> None:

@@ -46,6 +46,7 @@ class Entry:
         "slot",
         "state",
         "task",
+        "versions",
         "worker",
     )
 
@@ -62,6 +63,7 @@ class Entry:
 
         self.task = task
         self.cancelling = task.cancelling()
+        self.versions: set[int] = set()
         self.losses = 0
         self.pulled: Pull = ""
         self.kicked = False

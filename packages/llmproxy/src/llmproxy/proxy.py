@@ -118,6 +118,7 @@ class LLMProxy:
             self._gate.refuse()
             raise UpdateFailed(version, [Ack(worker, version, error=error) for worker, error in errors.items()])
         self._gate.allow(version)
+        self._flights.allow(version)
         self._router.flushed()
         for slot in self._fleet:
             if slot.id in held:

@@ -184,7 +184,8 @@ class SimWorker:
         self._schedule()
 
     def rejoin(self, version: int = 0) -> None:
-        """Come back empty, as a restarted process does."""
+        """Come back empty, as a restarted process does; what ran is lost."""
+        self.die("restarted")
         self._dead = False
         self._incarnation += 1
         self._paused = False
