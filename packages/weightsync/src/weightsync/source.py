@@ -6,6 +6,7 @@ blocks, and runs in threads, two buckets at a time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -36,46 +37,49 @@ class Source:
         self.plan = plan
         self._tensors = tensors
         self._pieces = list(plan.pieces())
-
-    def parts(self, index: int) -> list[Bytes]:
-        """The bucket's bytes in order, padding included; views wherever a tensor allows it."""
-        parts, end = [], 0
-        for number, start, stop, offset in self._pieces[index]:
-            if offset > end:
-                parts.append(_PADDING[: offset - end])
-            parts.append(piece(self.plan.tensors[number].name, self._tensors[number], start, stop))
-            end = offset + stop - start
-        parts.append(_PADDING[: self.plan.size(index) - end])
-        return parts
+        self._runs = plan.runs()
 
     def digest(self, index: int) -> str:
-        return checksum(self.parts(index))
+        return checksum(list(self._parts(index)))
 
-    def encode(self, index: int, content: Bytes | None, on_base: bool) -> Encoded:
-        """The bucket as it is sent. `content` is the snapshot: on return, it holds this version's bytes."""
-        parts = self.parts(index)
-        if content is None:
-            return self._whole(index, parts)
+    def encode(self, index: int, snapshot: Bytes | None, on_base: bool) -> Encoded:
+        """The bucket as it is sent. On return, the snapshot of the bucket, if there is one, is of this version."""
+        if snapshot is None:
+            return self._whole(index, list(self._parts(index)))
         if not on_base:
-            _fill(content, parts)
-            return self._whole(index, parts)
-        payload, changed = delta.encode(self.plan.runs()[index], content, self._flat(index, parts))
+            self._fill(index, snapshot)
+            return self._whole(index, [snapshot])
+        payload, changed = delta.encode(self._runs[index], snapshot, self._flat(index))
         if payload is None:
-            return msgspec.structs.replace(self._whole(index, [content]), changed=changed)
+            return msgspec.structs.replace(self._whole(index, [snapshot]), changed=changed)
         wire = np.frombuffer(payload, np.uint8)
-        bucket = Bucket(checksum([content]), wire.size, checksum([wire]) if wire.size else "", True)
+        bucket = Bucket(checksum([snapshot]), wire.size, checksum([wire]) if wire.size else "", True)
         return Encoded(bucket, [wire], changed)
+
+    def _parts(self, index: int) -> Iterator[Bytes]:
+        """The bucket's bytes in order, padding included; views wherever a tensor allows it."""
+        end = 0
+        for number, start, stop, offset in self._pieces[index]:
+            if offset > end:
+                yield _PADDING[: offset - end]
+            yield piece(self.plan.tensors[number].name, self._tensors[number], start, stop)
+            end = offset + stop - start
+        if end < self.plan.size(index):
+            yield _PADDING[: self.plan.size(index) - end]
 
     def _whole(self, index: int, parts: list[Bytes]) -> Encoded:
         digest = checksum(parts)
         return Encoded(Bucket(digest, self.plan.size(index), digest), parts, 0)
 
-    def _flat(self, index: int, parts: list[Bytes]) -> Bytes:
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    def _flat(self, index: int) -> Bytes:
+        if len(self._pieces[index]) == 1 and (first := next(self._parts(index))).size == self.plan.size(index):
+            return first
+        flat = np.empty(self.plan.size(index), np.uint8)
+        self._fill(index, flat)
+        return flat
 
-
-def _fill(content: Bytes, parts: list[Bytes]) -> None:
-    end = 0
-    for part in parts:
-        content[end : end + part.size] = part
-        end += part.size
+    def _fill(self, index: int, flat: Bytes) -> None:
+        end = 0
+        for part in self._parts(index):
+            flat[end : end + part.size] = part
+            end += part.size
