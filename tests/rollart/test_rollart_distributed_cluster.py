@@ -16,7 +16,6 @@ import pytest_asyncio
 from rollart.distributed import (
     ActorOptions,
     Cluster,
-    Layout,
     NotRunning,
     RaySession,
     RemoteError,
@@ -119,3 +118,192 @@ async def test_modes_choose_workers_and_keep_order(pair: Cluster) -> None:
     assert sorted([await pair.one(), await pair.one()]) == [0, 1]
     assert await pair.double([1, 2, 3], factor=2) == [2, 4, 6]
     assert await asyncio.to_thread(pair.who().result, 30) == ["w0", "w1"]
+
+
+async def test_methods_keep_signature_and_docstring(pair: Cluster) -> None:
+    import inspect
+
+    assert str(inspect.signature(pair.who)) == "(suffix: str = '') -> str"
+    assert pair.who.__doc__ == "Says which worker it is."
+    with pytest.raises(AttributeError, match="methods with a decorator: double, fail"):
+        pair.nothing()
+
+
+async def test_plain_methods_run_in_one_thread(pair: Cluster) -> None:
+    """Concurrent calls of plain methods take turns in one thread, and the loop stays free for async ones."""
+    threads = await asyncio.gather(*(pair.thread() for _ in range(5)), pair.one())
+    assert {tuple(names) for names in threads[:-1]} == {("actor-0_0", "actor-1_0")}
+
+
+async def test_errors_carry_who_where_and_the_remote_traceback(pair: Cluster) -> None:
+    with pytest.raises(RemoteError) as caught:
+        await pair.fail()
+    error = caught.value
+    assert (error.worker, error.role, error.rank, error.method) == ("actor-0", "actor", 0, "fail")
+    assert error.node and "raise Computed(7" in error.trace
+    assert isinstance(error.original, Exception) and error.original.code == 7  # type: ignore[attr-defined]
+    with pytest.raises(RemoteError, match="code 7 at here"):
+        await asyncio.to_thread(pair.fail().result, 30)
+
+
+async def settled(cluster: Cluster, started: int, cancelled: int) -> None:
+    """Wait until both workers have so many calls under way and cancelled; each look is a round trip."""
+    async with asyncio.timeout(30):
+        while await cluster.waits() != [(started, cancelled)] * 2:
+            pass
+
+
+async def test_cancelling_reaches_the_worker(pair: Cluster) -> None:
+    before = (await pair.waits())[0]
+    call = asyncio.ensure_future(pair.members[0].call("wait", "a"))
+    other = asyncio.ensure_future(pair.members[1].call("wait", "a"))
+    await settled(pair, before[0] + 1, before[1])
+    call.cancel()
+    other.cancel()
+    await settled(pair, before[0] + 1, before[1] + 1)
+    assert call.cancelled() and other.cancelled()
+
+
+async def test_the_first_failure_cancels_the_other_parts(pair: Cluster) -> None:
+    before = await pair.waits()
+    with pytest.raises(RemoteError, match="only here"):
+        await pair.fail_on(1)
+    async with asyncio.timeout(30):
+        while (await pair.waits())[0] != (before[0][0] + 1, before[0][1] + 1):
+            pass
+
+
+async def test_death_brings_the_last_log_lines(session: RaySession, tmp_path: Path) -> None:
+    """A killed worker ends `died` and the calls in flight at it, well within 30 s, with its name and last lines."""
+    async with Cluster(Actor, size=2, role="gen", options=ActorOptions(logs=tmp_path)) as cluster:
+        hanging = [asyncio.ensure_future(member.call("wait", "x")) for member in cluster.members]
+        pids = await cluster.pid()
+        async with asyncio.timeout(20):
+            os.kill(pids[1], signal.SIGKILL)
+            died = await cluster.died
+            with pytest.raises(WorkerDied) as caught:
+                await hanging[1]
+        assert caught.value is died
+        assert (died.worker, died.role, died.rank) == ("gen-1", "gen", 1)
+        assert died.log == "gen-1 is set up"
+        with pytest.raises(WorkerDied):
+            cluster.who()
+        assert await cluster.one() == await cluster.one() == 0
+        assert cluster.stats().up == 1
+        assert not hanging[0].done()
+        hanging[0].cancel()
+
+
+async def test_death_without_calls_is_noticed(session: RaySession) -> None:
+    async with Cluster(Actor, role="idle") as cluster:
+        os.kill(cluster.members[0].pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            assert (await cluster.died).worker == "idle-0"
+
+
+async def test_a_worker_is_restarted_on_its_resource(session: RaySession, tmp_path: Path) -> None:
+    async with Cluster(Once, role="again", options=ActorOptions(logs=tmp_path, restarts=1)) as cluster:
+        member = cluster.members[0]
+        first = member.pid
+        assert await cluster.slow_pid(str(tmp_path / "mark")) != first
+        assert cluster.stats().restarts == 1 and not cluster.died.done()
+        os.kill(member.pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            assert "again-0" in str(await cluster.died)
+
+
+class Once(Worker):
+    @register("round_robin", idempotent=True)
+    def slow_pid(self, mark: str) -> int:
+        """Dies in its first call."""
+        if not os.path.exists(mark):
+            Path(mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.getpid()
+
+
+class Broken(Worker):
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def setup(self) -> None:
+        print("about to break", flush=True)
+        if self.rank == 1 and self.how == "raise":
+            raise ValueError("no such device")
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @register("execute_all")
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Bound:
+    def __init__(self, hardware: str, amount: float) -> None:
+        self.id = hardware
+        self.hardware, self.amount = hardware, amount
+        self.fell_back = False
+        self.allocations: tuple[Any, ...] = ()
+
+
+class Requested:
+    def __init__(self, prefer: str, amount: float, fallback: tuple[str, ...] = ()) -> None:
+        self.prefer, self.fallback, self.amount = [prefer], list(fallback), amount
+
+
+class Resources:
+    """Grants everything, and remembers what has not been given back."""
+
+    def __init__(self) -> None:
+        self.held: list[str] = []
+
+    async def bind(self, request: Any, timeout: float | None = None) -> Bound:
+        self.held.append(request.prefer[0])
+        return Bound(request.prefer[0], request.amount)
+
+    async def release(self, binding: Bound) -> None:
+        self.held.remove(binding.id)
+
+    async def status(self) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+async def test_failed_setup_leaves_nothing(session: RaySession, tmp_path: Path, how: str) -> None:
+    resources = Resources()
+    options = ActorOptions(logs=tmp_path)
+    cluster = Cluster(Broken, resources, 2, request=Requested("cpu", 2), options=options, how=how)
+    with pytest.raises(WorkerDied, match="about to break") as caught:
+        async with asyncio.timeout(40):
+            await cluster.start()
+    assert caught.value.worker == "broken-1"
+    assert how == "kill" or "no such device" in caught.value.reason
+    assert resources.held == [] and cluster.members == ()
+    with pytest.raises(NotRunning, match="await its start"):
+        cluster.pid()
+
+
+class Gen(Worker):
+    @hw_mapping({"FrozenLake": "H800", "default": "H20"})
+    async def generate(self, request: dict[str, str]) -> str:
+        return self.info.hardware
+
+    @register("execute_all")
+    def pid(self) -> int:
+        return os.getpid()
+
+
+async def test_affinity_routes_by_tag_and_falls_back(session: RaySession) -> None:
+    resources = Resources()
+    requests = [Requested("H800", 1, ("H20",)), Requested("H20", 1, ("H800",))]
+    async with Cluster(Gen, resources, 2, request=requests) as cluster:
+        assert await cluster.generate({"tag_name": "FrozenLake"}) == "H800"
+        assert await cluster.generate({"task": "math"}) == "H20"
+        assert await cluster.generate(request={"tag_name": "FrozenLake"}) == "H800"
+        assert cluster.stats().fallbacks == 0
+        os.kill((await cluster.pid())[0], signal.SIGKILL)
+        async with asyncio.timeout(20):
+            await cluster.died
+        assert await cluster.generate({"tag_name": "FrozenLake"}) == "H20"
+        assert cluster.stats().fallbacks == 1
+    assert resources.held == []

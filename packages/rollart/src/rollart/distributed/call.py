@@ -1,7 +1,9 @@
 """A call of a cluster's method, under way on one or more workers.
 
-Invariants (tests/rollart/test_rollart_distributed_cluster.py): results keep the order of ranks; when one part fails or
-the caller is cancelled, the other parts are cancelled on their workers (test_cancelling_reaches_the_worker).
+Invariants (tests/rollart/test_rollart_distributed_cluster.py):
+- results keep the order of ranks (test_modes_choose_workers_and_keep_order);
+- when the caller is cancelled or one part fails, the parts under way are cancelled on their workers
+  (test_cancelling_reaches_the_worker, test_the_first_failure_cancels_the_other_parts).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Carries an exception out of a worker's process, whatever its constructor looks like.
 
 Python's own pickling of an exception calls its class with `args`, which fails for every class that computes its
-message from other parameters (tests/rollart/test_rollart_distributed_carry.py).
+message from other parameters (tests/rollart/test_rollart_distributed_values.py).
 """
 
 from __future__ import annotations

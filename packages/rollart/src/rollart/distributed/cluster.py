@@ -2,7 +2,8 @@
 
 Invariants (tests/rollart/test_rollart_distributed_cluster.py):
 - a cluster has all of its workers and bindings, or none of them (test_failed_setup_leaves_nothing);
-- `died` is done as soon as a worker is dead for good, whether or not anybody calls it (test_death_without_calls_is_noticed).
+- `died` is done as soon as a worker is dead for good, whether or not anybody calls it
+  (test_death_without_calls_is_noticed).
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Cluster:
         *,
         request: Any = None,
         backend: str = "",
-        options: ActorOptions = ActorOptions(),
+        options: ActorOptions | None = None,
         **init: Any,
     ) -> None:
         if size < 1:
@@ -69,11 +70,11 @@ class Cluster:
         self.worker_cls = worker_cls
         self.size = size
         self.role = role or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", worker_cls.__name__).lower()
-        self.died: asyncio.Future[WorkerDied]
+        self._died: asyncio.Future[WorkerDied] | None = None
         self._resources = resources
         self._requests = list(request) if isinstance(request, Sequence) else [request] if request is not None else []
         self._backend = backend
-        self._options = options
+        self._options = options or ActorOptions()
         self._init = init
         self._members: list[Member] = []
         self._bindings: list[Any] = []
@@ -95,6 +96,13 @@ class Cluster:
         """The workers, by rank; empty when the cluster is not running."""
         return tuple(self._members)
 
+    @property
+    def died(self) -> asyncio.Future[WorkerDied]:
+        """Ends with the first worker that is dead for good."""
+        if self._died is None:
+            raise NotRunning(f"the cluster {self.role} has not been started")
+        return self._died
+
     def stats(self) -> ClusterStats:
         restarts = sum(member.restarts for member in self._members)
         up = sum(member.death is None for member in self._members)
@@ -108,7 +116,7 @@ class Cluster:
             raise NotRunning(f"the cluster {self.role} has been started already")
         if not ray.is_initialized():
             raise NotRunning(f"the cluster {self.role} needs Ray; start a RaySession first")
-        self.died = asyncio.get_running_loop().create_future()
+        self._died = asyncio.get_running_loop().create_future()
         placed = await self._bind()
         self._members = [self._member(rank, seat) for rank, seat in enumerate(placed)]
         try:
@@ -166,8 +174,8 @@ class Cluster:
         return Member(self.worker_cls, info, self._init, self._options, self._on_end)
 
     def _on_end(self, died: WorkerDied) -> None:
-        if not self.died.done():
-            self.died.set_result(died)
+        if self._died is not None and not self._died.done():
+            self._died.set_result(died)
 
     def _bound(self, name: str, marks: Marks) -> Callable[..., Call]:
         function = getattr(self.worker_cls, name)
@@ -210,23 +218,19 @@ class Cluster:
         tag = tag_of(request)
         wanted = affinity.get(tag, affinity.get("default"))
         if wanted is None:
-            raise NoTarget(
-                f"tag {tag!r} is not in hw_affinity, which maps {', '.join(affinity)}; add it or 'default'"
-            )
+            raise NoTarget(f"tag {tag!r} is not in hw_affinity ({', '.join(affinity)}); add it, or 'default'")
         for hardware in (wanted, *self._fallbacks.get(wanted, ())):
             ranks = [m.info.rank for m in self._members if m.info.hardware == hardware and m.death is None]
             if ranks:
                 self._fell_back += hardware != wanted
                 return self._next(ranks)
-        classes = ", ".join(sorted({f"{m.info.name} on {m.info.hardware}" for m in self._members if m.death is None}))
-        raise NoTarget(
-            f"no living worker on {wanted} or its fallbacks for tag {tag!r}; there are: {classes or 'none'}"
-        )
+        living = ", ".join(f"{m.info.name} on {m.info.hardware}" for m in self._members if m.death is None)
+        raise NoTarget(f"tag {tag!r} wants {wanted} or a fallback of it; living workers: {living or 'none'}")
 
     def _next(self, ranks: Sequence[int]) -> int:
         """In turn, among the living ones."""
         living = [rank for rank in ranks if self._members[rank].death is None]
         if not living:
-            raise self._members[ranks[0]].death or NoTarget(f"the cluster {self.role} has no living worker")
+            raise NoTarget(f"the cluster {self.role} has no living worker") from self._members[ranks[0]].death
         self._turn += 1
         return living[self._turn % len(living)]

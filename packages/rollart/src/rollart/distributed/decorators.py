@@ -79,7 +79,7 @@ def marks_of(function: Any) -> Marks | None:
 
 
 def affinity_of(method: Any) -> dict[str, str]:
-    """The table of `hw_mapping`, to be compiled into the proxy's AffinityRouter so that there is one routing table."""
+    """The table of `hw_mapping`. The proxy's AffinityRouter is made from it, so that there is one routing table."""
     marks = marks_of(method)
     if marks is None or not marks.affinity:
         raise ValueError(f"{getattr(method, '__qualname__', method)} is not decorated with hw_mapping")

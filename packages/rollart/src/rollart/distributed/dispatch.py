@@ -1,6 +1,7 @@
-"""Which workers serve a call, and with which arguments: pure functions (tests/rollart/test_rollart_distributed_dispatch.py).
+"""Which workers serve a call, and with which arguments: pure functions.
 
-Order is kept: results follow the ranks, joined lists follow the order of the list that was split.
+Order is kept: results follow the ranks, joined lists the order of the list that was split
+(tests/rollart/test_rollart_distributed_values.py::test_shares_are_joined_in_order).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _share(args: Args, layout: Layout) -> Args:
 
 
 def shard(value: Any, rank: int, size: int) -> Any:
-    """The `rank`-th of `size` contiguous shares, whose lengths differ by at most one; other values go to all whole."""
+    """The `rank`-th of `size` contiguous shares, of nearly equal lengths; what cannot be split goes to all whole."""
     if hasattr(value, "shard"):
         return value.shard(rank, size)
     if isinstance(value, list):

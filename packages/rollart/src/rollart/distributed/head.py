@@ -2,8 +2,8 @@
 
 Usage: head.py FOLDER CPUS OBJECT_STORE_BYTES; writes the cluster's address to FOLDER/address.
 
-`ray start` cannot leave out the dashboard's server, the autoscaler's monitor and Ray Client's server. Nobody uses them
-here, and they cost 300 MB and several seconds of every start; so Ray's `Node` is made directly.
+`ray start` cannot leave out the dashboard's server, the autoscaler's monitor and Ray Client's server. Nobody uses
+them here, and they cost 300 MB and several seconds of every start; so Ray's `Node` is made directly.
 """
 
 import sys

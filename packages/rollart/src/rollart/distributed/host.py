@@ -1,7 +1,8 @@
 """What runs in a worker's process: the Ray actor around the user's Worker.
 
 Invariants (tests/rollart/test_rollart_distributed_cluster.py):
-- plain methods never block the event loop, so that the process goes on answering (test_plain_methods_run_in_one_thread);
+- plain methods never block the event loop, so that the process goes on answering
+  (test_plain_methods_run_in_one_thread);
 - everything that the process and its children print is in its own log file (test_death_brings_the_last_log_lines).
 """
 

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 
-PATIENCE = 2.0
+PATIENCE = 1.0
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -49,7 +49,7 @@ def _parent(pid: str) -> int:
 
 def sweep(root: int) -> None:
     """End every descendant of `root`."""
-    for number, patience in ((signal.SIGTERM, PATIENCE), (signal.SIGKILL, 5 * PATIENCE)):
+    for number, patience in ((signal.SIGTERM, PATIENCE), (signal.SIGKILL, 10 * PATIENCE)):
         told: set[int] = set()
         deadline = time.monotonic() + patience
         while (alive := descendants(root)) and time.monotonic() < deadline:

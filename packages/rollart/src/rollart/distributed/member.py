@@ -3,7 +3,7 @@
 Invariants (tests/rollart/test_rollart_distributed_cluster.py):
 - a death is noticed without a call being made: one call that never returns is always under way, and fails with the
   process (test_death_without_calls_is_noticed);
-- every call in flight on a dead process fails with the same WorkerDied (test_calls_in_flight_fail_when_a_worker_dies);
+- every call in flight on a dead process fails with the same WorkerDied (test_death_brings_the_last_log_lines);
 - `settled` is set exactly when the worker is up, or dead for good.
 """
 
@@ -40,7 +40,7 @@ class ActorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member:
-    """Made by a cluster. `death` says why the worker is not up; None while it is."""
+    """Made by a cluster. `death` is None exactly while the worker is up, and says else why it is not."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Member:
         on_end: Callable[[WorkerDied], None],
     ) -> None:
         self.info = info
-        self.death: WorkerDied | None = None
+        self.death: WorkerDied | None = WorkerDied(info, "it has not been started", "")
         self.settled = asyncio.Event()
         self.layout = Layout(info.rank, info.world_size)
         self.pid = 0
@@ -82,14 +82,14 @@ class Member:
         except (TimeoutError, WorkerDied):
             pass  # it ends now in any case
         finally:
-            if self.death is None:
+            if self._handle is not None:
                 self._die("it was stopped")
             self.settled.set()
 
     def submit(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call the worker; the reference to the result. Raises WorkerDied when it is not up."""
         if self.death is not None:
-            raise self.death
+            raise self.death.with_traceback(None)
         return self._handle.call.remote(method, *args, **kwargs)
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +117,6 @@ class Member:
 
     async def _boot(self) -> None:
         self._handle = self._spawn()
-        self.death = None
         try:
             async with asyncio.timeout(self._options.start_timeout):
                 identity = await self.wait(self._handle.setup.remote(), "setup")
@@ -125,7 +124,7 @@ class Member:
             raise self._die(f"setup raised {error.line}") from error
         except TimeoutError as error:
             raise self._die(f"setup took longer than {self._options.start_timeout} s") from error
-        self.pid, self.layout = identity.pid, identity.layout
+        self.pid, self.layout, self.death = identity.pid, identity.layout, None
         self.settled.set()
 
     def _spawn(self) -> Any:
@@ -170,7 +169,7 @@ class Member:
         actor = error.actor_id
         if actor not in self._deaths:
             self._die(_reason(error))
-        return self._deaths[actor]
+        return self._deaths[actor].with_traceback(None)
 
     def _die(self, reason: str) -> WorkerDied:
         """Make sure that the present process has ended, and note why."""

@@ -1,6 +1,6 @@
 """From what a cluster asks for to the seat of each worker: its hardware class, node and binding.
 
-Binding is all or nothing over a cluster's requests (tests/rollart/test_rollart_distributed_placement.py).
+Binding is all or nothing over a cluster's requests (tests/rollart/test_rollart_distributed_values.py).
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 async def default_requests(resources: Resources, worker_cls: type, role: str, size: int) -> list[Any]:
-    """Requests for a cluster that names none: its workers spread over the classes of its affinity, each class with the
-    others as fallback; without an affinity, all on one class of those there are."""
+    """Requests for a cluster that names none: its workers spread over the classes of its affinity, each class with
+    the others as fallback; without an affinity, all on one class of those there are.
+    """
     from resmgr import Request
 
     classes = list(
@@ -104,7 +105,7 @@ def fallbacks(requests: Sequence[Any]) -> dict[str, list[str]]:
 
 
 def seats(bindings: Sequence[Binding], size: int) -> list[Seat]:
-    """Deal `size` workers over the bindings in proportion to their amounts, and over each binding's nodes in order."""
+    """Deal `size` workers over the bindings in proportion to their amounts, and in each over its nodes in order."""
     if not bindings:
         return [Seat()] * size
     total = sum(binding.amount for binding in bindings)

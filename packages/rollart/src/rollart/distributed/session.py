@@ -1,10 +1,10 @@
 """A Ray of this process's own: started quietly on loopback, ended with everything that it started.
 
 Invariants (tests/rollart/test_rollart_distributed_session.py):
-- a terminal's Ctrl-C reaches the driver alone (test_interrupt_reaches_only_the_driver): Ray lives below the keeper, in
-  another session;
-- after `stop`, and after the driver's death by any signal, no process is left, grandchildren of killed actors included
-  (test_stop_leaves_nothing, test_nothing_outlives_a_killed_driver): see `keeper`;
+- a terminal's Ctrl-C reaches the driver alone, as Ray lives below the keeper, in another session
+  (test_interrupt_reaches_only_the_driver);
+- after `stop`, and after the driver's death by any signal, the keeper leaves no process behind, grandchildren of
+  killed actors included (test_stop_leaves_nothing, test_nothing_outlives_a_killed_driver);
 - only loopback is listened on, and only holders of this process's token are served (test_only_loopback_listens).
 """
 
@@ -138,10 +138,12 @@ def _connect(address: str) -> None:
     os.environ["RAY_AUTH_MODE"] = _SETTINGS["RAY_AUTH_MODE"]
     logging.getLogger("ray").setLevel(logging.ERROR)
     import ray
-    from ray._private import ray_constants
+    from ray._private import ray_constants, worker
     from ray._raylet import Config  # type: ignore[attr-defined]
 
     ray_constants.ENABLE_RAY_CLUSTER = False
+    # Else Ray prints of every death; ours are errors, for those whom they concern.
+    worker._worker_logs_enabled = False
     Config.initialize("")
     ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
 

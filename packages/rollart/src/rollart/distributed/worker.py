@@ -24,8 +24,10 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """A worker's place in its backend's parallel layout. Workers of one `dp_rank` are given the same share of a batch;
-    those with `collects` are asked for its result."""
+    """A worker's place in its backend's parallel layout.
+
+    Workers of one `dp_rank` are given the same share of a batch; the results are those of the workers that `collects`.
+    """
 
     dp_rank: int
     dp_size: int

@@ -1,0 +1,221 @@
+"""llmproxy workers in Ray actors, the driver's side.
+
+A Ray call costs as much CPU time as twenty short generations, so calls travel in batches.
+Commands wait in the driver while the last batch of them is on its way; answers wait in the actor while the last batch
+of them is. So the more there is to do, the larger are the batches, and a lone request waits for nothing.
+
+Invariants (tests/rollart/test_rollart_distributed_generation.py):
+- a cancelled caller's request is cancelled at the engine (test_cancelling_frees_the_engine);
+- when the process dies, all that was asked of it fails with WorkerLost (test_death_loses_all_requests);
+- the version is None whenever it is not certain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from llmproxy.errors import WorkerLost
+from llmproxy.values import Ack, GenerateRequest, GenerateResult, Partial
+from llmproxy.worker import Role
+from rollart.distributed.carry import restored
+from rollart.distributed.cluster import Cluster
+from rollart.distributed.errors import RemoteError, WorkerDied
+from rollart.distributed.member import Member
+from rollart.distributed.wire import (
+    LINGER,
+    Answer,
+    Cancel,
+    Command,
+    Description,
+    Done,
+    Failed,
+    Generate,
+    Stopped,
+    Tell,
+    decode_answers,
+    encode,
+)
+
+
+class ExchangeStats(msgspec.Struct):
+    """Commands and answers so far, the batches that carried them, and requests under way."""
+
+    commands: int = 0
+    sent: int = 0
+    answers: int = 0
+    received: int = 0
+    in_flight: int = 0
+
+
+class RayWorker:
+    """The llmproxy worker that a cluster's member hosts. `start` it after the cluster, `close` it before."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._described = Description("both", None, 0)
+        self._version: int | None = None
+        self._slots = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._posted: list[Command] = []
+        self._some = asyncio.Event()
+        self._runner: asyncio.Task[None] | None = None
+        self._stats = ExchangeStats()
+
+    @property
+    def id(self) -> str:
+        return self._member.info.name
+
+    @property
+    def hardware(self) -> str:
+        return self._member.info.hardware
+
+    @property
+    def role(self) -> Role:
+        return self._described.role
+
+    @property
+    def version(self) -> int | None:
+        return self._version
+
+    @property
+    def context_limit(self) -> int:
+        return self._described.context_limit
+
+    def stats(self) -> ExchangeStats:
+        return msgspec.structs.replace(self._stats, in_flight=len(self._waiting))
+
+    async def start(self) -> None:
+        self._described = await self._call("connect")
+        self._version = self._described.version
+        self._runner = asyncio.create_task(self._run(), name=f"exchange with {self.id}")
+
+    async def close(self) -> None:
+        """End the exchange; what is under way raises WorkerLost. The process goes on."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.cancel()
+            await asyncio.wait([runner])
+            if not runner.cancelled():
+                runner.result()
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
+        return await self._ask(Generate(next(self._slots), request))
+
+    async def abort(self, request_id: str) -> None:
+        await self._ask(Tell(next(self._slots), "abort", request_id))
+
+    async def interrupt(self, request_id: str) -> None:
+        await self._ask(Tell(next(self._slots), "interrupt", request_id))
+
+    async def pause(self) -> None:
+        await self._call("control", "pause")
+
+    async def resume(self) -> None:
+        await self._call("control", "resume")
+
+    async def prefetch(self, version: int) -> None:
+        await self._call("control", "prefetch", version)
+
+    async def update(self, version: int) -> Ack:
+        self._version = None
+        ack: Ack = await self._call("control", "update", version)
+        self._version = None if ack.error else ack.version
+        return ack
+
+    async def probe(self) -> int | None:
+        self._version = await self._call("control", "probe")
+        return self._version
+
+    async def _ask(self, command: Generate | Tell) -> Any:
+        if self._runner is None or self._runner.done() or self._member.death is not None:
+            raise WorkerLost(self.id, self._member.death.reason if self._member.death else "its exchange has ended")
+        answer = self._waiting[command.slot] = asyncio.get_running_loop().create_future()
+        self._post(command)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._post(Cancel(command.slot))
+            raise
+        finally:
+            del self._waiting[command.slot]
+
+    def _post(self, command: Command) -> None:
+        self._posted.append(command)
+        self._some.set()
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        try:
+            return await self._member.call(method, *args)
+        except WorkerDied as died:
+            self._version = None
+            raise WorkerLost(self.id, died.reason) from died
+        except RemoteError as error:
+            raise error.original or error from error
+
+    async def _run(self) -> None:
+        """Exchanges batches with the process, and with the one that replaces it; ends when that is dead for good."""
+        try:
+            while self._member.death is None:
+                try:
+                    async with asyncio.TaskGroup() as exchange:
+                        exchange.create_task(self._send())
+                        exchange.create_task(self._receive())
+                except* WorkerDied as died:
+                    self._lose(str(died.exceptions[0]))
+                await self._member.settled.wait()
+        finally:
+            self._lose("its exchange has ended")
+
+    async def _send(self) -> None:
+        """Takes what was posted; waits for a first command, and for the last batch to arrive."""
+        while True:
+            await self._some.wait()
+            if len(self._waiting) > len(self._posted):
+                await asyncio.sleep(LINGER)
+            self._some.clear()
+            batch, self._posted = self._posted, []
+            self._stats.commands += len(batch)
+            self._stats.sent += 1
+            await self._member.call("submit", encode(batch))
+
+    async def _receive(self) -> None:
+        """Takes the answers; waits for a first one."""
+        while True:
+            batch = decode_answers(await self._member.call("collect"))
+            self._stats.answers += len(batch)
+            self._stats.received += 1
+            for answer in batch:
+                waiting = self._waiting.get(answer.slot)
+                if waiting is not None and not waiting.done():
+                    self._resolve(waiting, answer)
+
+    def _resolve(self, waiting: asyncio.Future[Any], answer: Answer) -> None:
+        match answer:
+            case Done():
+                waiting.set_result(answer.result)
+            case Stopped():
+                waiting.set_result(answer.partial)
+            case Failed():
+                original = restored(answer.error) if answer.error else None
+                remote = RemoteError(self._member.info, "generate", answer.line, answer.trace, original)
+                waiting.set_exception(original or remote)
+            case _:
+                waiting.set_result(None)
+
+    def _lose(self, reason: str) -> None:
+        """Everything under way has been lost with the process."""
+        self._version = None
+        self._posted.clear()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(WorkerLost(self.id, reason))
+
+
+def ray_workers(cluster: Cluster) -> Sequence[RayWorker]:
+    """The workers of a running cluster of GenerationHost, for an LLMProxy; each has yet to be started."""
+    return [RayWorker(member) for member in cluster.members]
