@@ -12,6 +12,7 @@ import pytest
 
 from resmgr import Invalid, Pool, Request, ResourceManager, StoreUnavailable
 from resmgr.embedded import LONGEST_SOCKET_PATH, EmbeddedServer
+from resmgr.process import identity, is_dead
 
 pytestmark = pytest.mark.real
 
@@ -65,6 +66,32 @@ async def test_a_second_process_uses_the_first_ones_server_and_starts_its_own_wh
         await asyncio.wait_for(gone(EmbeddedServer(tmp_path)), 5)
         assert (await rm.status()).pools[0].free == 5
         assert rm._store.server.pid is not None
+
+
+async def test_what_a_killed_process_held_is_free_at_once_for_the_next(tmp_path):
+    process = await asyncio.to_thread(start_owner, str(tmp_path))
+    await end(process)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    async with await ResourceManager.connect(f"embedded:{tmp_path}") as rm:
+        await rm.bind(Request("x", prefer=["cpu"], amount=8), timeout=30)
+        assert loop.time() - begun < rm.ttl / 2
+
+
+def test_only_a_process_that_is_surely_dead_is_called_so():
+    here = identity()
+    machine, pid, start = here.split(".")
+    assert not is_dead(here)
+    assert is_dead(f"{machine}.{pid}.{int(start) - 1}")
+    assert not is_dead(f"elsewhere.{pid}.{int(start) - 1}")
+    for unknown in ("", "x", f"{machine}.", f"{machine}.x.y"):
+        assert not is_dead(unknown)
+    child = subprocess.Popen(["sleep", "60"])
+    other = f"{machine}.{child.pid}.{Path(f'/proc/{child.pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+    assert not is_dead(other)
+    child.kill()
+    child.wait()
+    assert is_dead(other)
 
 
 async def test_a_killed_owner_takes_its_server_along(tmp_path):

@@ -66,9 +66,19 @@ async def test_a_watcher_of_a_store_that_lost_everything_is_told(rm, place):
         await coming
 
 
+async def test_watching_ends_with_the_manager_and_watchers_do_not_hold_up_calls(rm):
+    watching = [asyncio.ensure_future(anext(rm.watch(), None)) for _ in range(20)]
+    while rm.stats().beats < 3:
+        await rm.status()
+    await rm.close()
+    assert await asyncio.gather(*watching) == [None] * 20
+
+
 async def test_the_stream_is_bounded(rm, place):
-    for number in range(3, 11_000):
-        await place.raw("XADD", "events", f"{number}-0", "e", "x")
+    async with place.client.pipeline(transaction=False) as pipeline:
+        for number in range(3, 11_000):
+            pipeline.xadd(f"{{{place.namespace}}}:events", {"e": "x"}, id=f"{number}-0")
+        await pipeline.execute()
     await place.raw("HSET", "meta", "events", 10_999)
     await rm.bind(FALLING, timeout=0)
     assert await place.raw("XLEN", "events") < 10_200

@@ -194,14 +194,15 @@ class StoreMachine(RuleBasedStateMachine):
     def reconfigure(self, who: Any, amount: float, again: bool) -> None:
         binding = who.choice([b for b in self.known.values() if b.owner in self.alive])
         old = self.requests[binding.id]
-        if old.chunk is not None or old.spread or amount == binding.amount:
+        waits = binding.id + "+" in self.queued
+        if waits or old.chunk is not None or old.spread or amount == binding.amount:
             return
         now, then = to_milli("x", binding.amount), to_milli("x", amount)
         grow = msgspec.structs.replace(old, prefer=[binding.hardware], fallback=[], min_amount=None, amount=amount)
         spec = wire.spec_of(grow, max(then - now, 1))
         grown = msgspec.structs.replace(grow, amount=max(then - now, 1) / UNIT)
         self.requests[binding.id + "+"] = grown
-        self.arrived.append(binding.id + "+")
+        self.arrived = [key for key in self.arrived if key != binding.id + "+"] + [binding.id + "+"]
         args = (binding.owner, binding.id, str(binding.token), now, then, spec, "1")
         assert self.twice(again, "reconfigure", *args)[0] in (b"granted", b"queued", b"infeasible")
 
@@ -247,7 +248,7 @@ class StoreMachine(RuleBasedStateMachine):
         leaving = session.choice(self.alive)
         self.alive.remove(leaving)
         self.doomed.append(leaving)
-        assert self.call("bye", leaving)[0] == b"ok"
+        assert self.call("bye", leaving, b"\x90")[0] == b"ok"
 
     @rule(chance=st.integers(0, 9))
     def server_is_killed(self, chance: int) -> None:
@@ -303,7 +304,7 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "store"):
             for session in self.alive + self.doomed:
-                self.call("bye", session)
+                self.call("bye", session, b"\x90")
             status = self.status()
             assert status.bindings == () and status.waiting == ()
             assert all(pool.free == pool.total for pool in status.pools)

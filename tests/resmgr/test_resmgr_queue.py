@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from resmgr import Binding, BindTimeout, Closed, Node, Pool, Request, ResourceManager, wire
+from resmgr import Binding, BindingBusy, BindTimeout, Closed, Node, Pool, Request, ResourceManager, wire
 
 pytestmark = pytest.mark.real
 
@@ -113,6 +113,8 @@ async def test_growth_waits_its_turn(rm):
     other = await rm.bind(Request("y", prefer=["H800"], amount=2), timeout=0)
     growing = asyncio.create_task(rm.reconfigure(binding, 4))
     await waiting(rm, 1)
+    with pytest.raises(BindingBusy, match="cancel that reconfigure first"):
+        await rm.reconfigure(binding, 1)
     await rm.release(other)
     assert (await growing).amount == 4
     assert rm.bindings[binding.id].amount == 4
@@ -150,9 +152,11 @@ async def test_a_bind_cancelled_while_it_asks_holds_nothing(rm, steps):
     task = asyncio.create_task(rm.bind(Request("x", prefer=["H800"], amount=4)))
     for _ in range(steps):
         await asyncio.sleep(0)
-    task.cancel()
+    cancelled = task.cancel()
     outcome = (await asyncio.gather(task, return_exceptions=True))[0]
-    assert isinstance(outcome, asyncio.CancelledError)
+    assert isinstance(outcome, asyncio.CancelledError) == cancelled
+    if isinstance(outcome, Binding):
+        await rm.release(outcome)
     await rm.release(await rm.bind(Request("y", prefer=["H800"], amount=4), timeout=5))
 
 

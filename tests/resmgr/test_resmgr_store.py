@@ -1,10 +1,20 @@
 """Stores that are none, or are somebody else's."""
 
 import asyncio
+import socket
 
 import pytest
+import redis.asyncio as redis
 
 from resmgr import NotAStore, ResourceManager, StoreMismatch, StoreUnavailable
+from resmgr.embedded import EmbeddedServer
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
 
 pytestmark = pytest.mark.real
 
@@ -29,6 +39,23 @@ async def test_something_else_listens(answer):
         await ResourceManager.connect(f"redis://127.0.0.1:{port}", io_timeout=0.3)
     server.close()
     await server.wait_closed()
+
+
+async def test_credentials_are_needed_and_are_not_shown(tmp_path):
+    server = EmbeddedServer(tmp_path)
+    await server.ensure()
+    async with redis.Redis.from_url(f"unix://{server.socket_path}") as client:
+        await client.config_set("requirepass", "open sesame")
+    port = free_port()
+    async with redis.Redis.from_url(f"unix://:open%20sesame@{server.socket_path}") as client:
+        await client.config_set("port", str(port))
+    for url in (f"redis://127.0.0.1:{port}", f"redis://:secret@127.0.0.1:{port}"):
+        with pytest.raises(StoreUnavailable, match="refuses us") as caught:
+            await ResourceManager.connect(url)
+        assert "secret" not in str(caught.value)
+    async with await ResourceManager.connect(f"redis://:open%20sesame@127.0.0.1:{port}") as rm:
+        assert (await rm.status()).bindings == ()
+    await server.stop()
 
 
 async def test_another_schema_version(place):

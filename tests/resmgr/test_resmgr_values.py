@@ -39,6 +39,7 @@ def test_every_amount_survives_the_way_to_the_store(milli):
         ({"amount": 1.5, "spread": True}, "whole number to be spread"),
         ({"priority": 5000}, "within -1000..1000"),
         ({"apart": ["x\n"]}, "Request.apart"),
+        ({"labels": {"zone": 1}}, "strings to strings"),
     ],
 )
 def test_requests_that_contradict_themselves_are_refused(change, message):

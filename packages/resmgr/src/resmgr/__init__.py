@@ -1,6 +1,7 @@
 """A resource manager over a shared metadata store: pools, affinity, fallback, leases, failover."""
 
 from resmgr.errors import (
+    BindingBusy,
     BindTimeout,
     Closed,
     EventsLost,
@@ -23,6 +24,7 @@ __all__ = [
     "Allocation",
     "BindTimeout",
     "Binding",
+    "BindingBusy",
     "Closed",
     "Event",
     "EventsLost",

@@ -25,6 +25,10 @@ class StaleBinding(ResmgrError):
     """Raised when a binding is used that was released, lost, or granted again under a higher token."""
 
 
+class BindingBusy(ResmgrError):
+    """Raised when a binding is reconfigured while an earlier reconfigure of it still waits."""
+
+
 class PoolMismatch(ResmgrError):
     """Raised when a pool is registered under a name that another definition has."""
 

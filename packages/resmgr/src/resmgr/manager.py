@@ -18,7 +18,7 @@ import msgspec
 
 from resmgr import wire
 from resmgr.amounts import to_milli
-from resmgr.errors import BindTimeout, Closed, Infeasible, PoolMismatch, StaleBinding, StoreUnavailable
+from resmgr.errors import BindingBusy, BindTimeout, Closed, Infeasible, PoolMismatch, StaleBinding, StoreUnavailable
 from resmgr.events import watch
 from resmgr.refusals import stale
 from resmgr.session import Session, SessionEnded
@@ -86,6 +86,8 @@ class ResourceManager:
         try:
             await store.open()
             await manager._session.begin()
+            if store.server:
+                await manager._session.bury_the_dead()
         except BaseException:
             await store.close()
             raise
@@ -127,9 +129,8 @@ class ResourceManager:
         runner.cancel()
         await asyncio.wait([runner])
         try:
-            for held in self._held.values():
-                await self._store.call("release", held.binding.id, str(held.binding.token), "1", patience=0)
-            await self._store.call("bye", await self._session.ready(), patience=0)
+            owned = wire.encode(list(self._held))
+            await self._store.call("bye", await self._session.ready(), owned, patience=0)
         except StoreUnavailable as error:
             log.warning("closed without the store: %s", error)
         self._held.clear()
@@ -200,6 +201,8 @@ class ResourceManager:
         if held is None or held.binding.token != binding.token:
             await self.check(binding)
             raise StaleBinding(f"binding {binding.id} is owned by another manager; reconfigure it there")
+        if binding.id + "+" in self._waiting:
+            raise BindingBusy(f"binding {binding.id} still waits to grow; cancel that reconfigure first")
         request = msgspec.structs.replace(held.request, amount=amount, min_amount=None)
         request.validate()
         ask = self._ask_reconfigure(held.binding, request, timeout)

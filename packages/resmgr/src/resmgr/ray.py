@@ -94,9 +94,9 @@ class RayBackend:
         label = node["Labels"].get(HARDWARE)
         return label == hardware or (label is None and unit in (hardware, "CPU"))
 
-    async def place(self, binding: Binding, chunk: float = 1.0, timeout: float = 30.0) -> Placement:
-        """A placement group of bundles of `chunk` units, each pinned to the node that the binding has it on."""
-        bundles, pins = self._bundles(binding, chunk)
+    async def place(self, binding: Binding, timeout: float = 30.0) -> Placement:
+        """A placement group with a bundle for each chunk, pinned to the node that the binding has it on."""
+        bundles, pins = self._bundles(binding)
         group = await asyncio.to_thread(placement_group, bundles, bundle_label_selector=pins)
         try:
             async with asyncio.timeout(timeout):
@@ -115,16 +115,16 @@ class RayBackend:
         """Ends the group and the actors in it; the binding stays."""
         await asyncio.to_thread(remove_placement_group, placement.group)
 
-    def options(self, binding: Binding, rank: int = 0, chunk: float = 1.0) -> dict[str, Any]:
+    def options(self, binding: Binding, rank: int = 0) -> dict[str, Any]:
         """For `actor_class.options(**...)` without a group: an actor for chunk `rank`, pinned to its node."""
-        bundles, pins = self._bundles(binding, chunk)
+        bundles, pins = self._bundles(binding)
         return {"num_cpus": 0, **_as_options(bundles[rank]), "label_selector": pins[rank]}
 
-    def _bundles(self, binding: Binding, chunk: float) -> tuple[list[dict[str, float]], list[dict[str, str]]]:
+    def _bundles(self, binding: Binding) -> tuple[list[dict[str, float]], list[dict[str, str]]]:
         unit = self._units[binding.hardware]
         bundles, pins = [], []
         for part in binding.allocations:
-            size = min(chunk, part.amount)
+            size = min(binding.chunk, part.amount)
             for _ in range(round(part.amount / size)):
                 bundles.append({unit: size})
                 pins.append({NODE_ID: part.node})

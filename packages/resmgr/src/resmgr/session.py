@@ -10,6 +10,7 @@ import math
 import uuid
 from collections.abc import Callable
 
+from resmgr import process
 from resmgr.errors import StoreMismatch
 from resmgr.store import Store
 
@@ -43,7 +44,7 @@ class Session:
 
     async def begin(self, patience: float | None = None) -> None:
         """A new lease; the settings of the store and ours must agree."""
-        session = uuid.uuid4().hex
+        session = f"{process.identity()}-{uuid.uuid4().hex[:12]}"
         wanted = "" if self._wanted_ttl is None else str(round(self._wanted_ttl * 1000))
         answer = await self._store.call("hello", session, wanted, patience=patience)
         match [part.decode() for part in answer]:
@@ -62,6 +63,12 @@ class Session:
         self._id, self._seen = session, "0-0"
         self._ended.clear()
         self._alive.set()
+
+    async def bury_the_dead(self) -> None:
+        """Ends the leases of processes that were killed on this machine, without waiting for the TTL."""
+        for session in (await self._store.call("sessions"))[1:]:
+            if process.is_dead(session.decode().rpartition("-")[0]):
+                await self._store.call("expire", session)
 
     async def ready(self) -> str:
         """The current session's id; waits while there is none."""

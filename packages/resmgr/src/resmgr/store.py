@@ -7,6 +7,7 @@ repeat. While the server cannot be reached, calls are repeated until `patience` 
 
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncIterator, Awaitable
 from importlib import resources
 from typing import Any
@@ -14,7 +15,13 @@ from typing import Any
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    InvalidResponse,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
 
 from resmgr.embedded import EmbeddedServer
 from resmgr.errors import Invalid, NotAStore, StoreUnavailable
@@ -38,20 +45,24 @@ class Store:
     """One namespace of one server."""
 
     def __init__(self, url: str, namespace: str = "resmgr", patience: float = 30.0, io_timeout: float = 5.0) -> None:
-        self.url = url
+        self.url = _without_password(url)
         self.patience = patience
         self._prefix = f"{{{namespace}}}:"
         self._io_timeout = io_timeout
         self._function, self._code = _library()
         self.server = _embedded(url)
-        self._redis = self._client(f"unix://{self.server.socket_path}" if self.server else url)
+        target = f"unix://{self.server.socket_path}" if self.server else url
+        if not target.startswith(_SCHEMES):
+            raise Invalid(f"url={self.url!r} must start with one of {', '.join(_SCHEMES)} or embedded:")
+        self._redis = self._client(target, 16)
+        # Each follower keeps a connection to itself: they must not use up those of the calls.
+        self._followed = self._client(target, 10_000)
+        self._closed = False
 
-    def _client(self, url: str) -> redis.Redis:
-        if not url.startswith(_SCHEMES):
-            raise Invalid(f"url={url!r} must start with one of {', '.join(_SCHEMES)} or embedded:")
+    def _client(self, url: str, connections: int) -> redis.Redis:
         pool = redis.BlockingConnectionPool.from_url(
             url.replace("valkey://", "redis://", 1),
-            max_connections=16,
+            max_connections=connections,
             timeout=None,
             protocol=2,
             retry=Retry(NoBackoff(), 0),
@@ -62,15 +73,18 @@ class Store:
         return redis.Redis(connection_pool=pool)
 
     async def open(self) -> None:
-        """Checks that a usable server answers; starts the embedded one. Tries once: a wrong URL is told at once."""
+        """Checks that a usable server answers; tries once, so that a wrong URL is told at once.
+
+        The embedded server is started, and waited for while another process's is going down.
+        """
         if self.server:
             await self.server.ensure()
+            await self.call("position")
+            return
         try:
             info = await self._limited(self._redis.info("server"))
-        except AuthenticationError as error:
-            raise NotAStore(
-                f"{self.url} refuses the credentials: {error}; put user and password in the URL"
-            ) from error
+        except (AuthenticationError, NoPermissionError) as error:
+            raise StoreUnavailable(f"{self.url} refuses us ({error}); put user and password in the URL") from error
         except (InvalidResponse, ResponseError, redis.TimeoutError, TimeoutError) as error:
             raise NotAStore(
                 f"what answers at {self.url} does not speak Redis ({error}); check host and port"
@@ -126,11 +140,14 @@ class Store:
             return  # the call is tried again, and says so
 
     async def follow(self, stream: str, after: str) -> AsyncIterator[list[tuple[str, bytes]]]:
-        """Yields what is added to a stream, through outages; an empty part, now and then, when nothing is added."""
+        """Yields what is added to a stream, through outages; an empty part, now and then, when nothing is added.
+
+        Ends when the store is closed.
+        """
         block = max(1, int(self._io_timeout * 400))
-        while True:
+        while not self._closed:
             try:
-                reading = self._redis.xread({self._prefix + stream: after}, count=256, block=block)
+                reading = self._followed.xread({self._prefix + stream: after}, count=256, block=block)
                 found = await self._limited(reading)
             except _PASSING:
                 await asyncio.sleep(0.05)  # the heartbeat brings an embedded server back
@@ -149,9 +166,15 @@ class Store:
             raise StoreUnavailable(f"{self.url} did not stop: {error}") from error
 
     async def close(self) -> None:
+        self._closed = True
         await self._redis.aclose(close_connection_pool=True)
+        await self._followed.aclose(close_connection_pool=True)
         if self.server:
             await self.server.stop()
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"(?<=://)[^/@]*@", "***@", url)
 
 
 def _embedded(url: str) -> EmbeddedServer | None:

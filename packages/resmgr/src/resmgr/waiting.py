@@ -38,6 +38,9 @@ class Waiting:
         self._granted: dict[str, asyncio.Future[bytes]] = {}
         self._lost: dict[str, int] = {}
 
+    def __contains__(self, wait: str) -> bool:
+        return wait in self._granted
+
     def __len__(self) -> int:
         return len(self._granted)
 

@@ -34,6 +34,7 @@ class Record(msgspec.Struct, array_like=True):
     hardware: str
     fell_back: int
     amount: int
+    chunk: int
     role: str
     apart: list[str]
     allocs: list[Any]
@@ -95,6 +96,7 @@ def binding_of(identity: str, packed: bytes) -> Binding:
         hardware=record.hardware,
         fell_back=bool(record.fell_back),
         amount=to_units(record.amount),
+        chunk=to_units(record.chunk),
         token=record.token,
         allocations=tuple(_allocations(record.allocs)),
         owner=record.owner,

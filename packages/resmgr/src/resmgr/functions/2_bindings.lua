@@ -1,6 +1,6 @@
 -- Bindings: what is granted to whom, under which fencing token, and the events that say so.
 --
---   bindings      hash   id -> packed {owner, holder, token, class, fell_back, amount, role, apart, allocs}
+--   bindings      hash   id -> packed {owner, holder, token, class, fell_back, amount, chunk, role, apart, allocs}
 --   held:SESSION  set    ids that end with the session's lease
 --   fell:SESSION  hash   id -> packed {spec, fits_since} of bindings on a fallback class
 --   counts        hash   event kind -> how often since the store began
@@ -30,7 +30,7 @@ local function tell(session, kind, id, body)
   if alive(session) then call('XADD', P .. 'inbox:' .. session, '*', 'm', kind .. '\n' .. id .. '\n' .. body) end
 end
 
-local FIELDS = { 'owner', 'holder', 'token', 'class', 'fell_back', 'amount', 'role', 'apart', 'allocs' }
+local FIELDS = { 'owner', 'holder', 'token', 'class', 'fell_back', 'amount', 'chunk', 'role', 'apart', 'allocs' }
 
 local function pack(rec)
   local row = {}
@@ -77,7 +77,7 @@ end
 local function grant(id, owner, spec, class, allocs, amount, kind, previous)
   local fell = not preferred(spec, class)
   local rec = { owner = owner, holder = owner, token = call('HINCRBY', P .. 'meta', 'token', 1), class = class,
-    fell_back = fell and 1 or 0, amount = amount, role = spec.role, apart = spec.apart, allocs = allocs }
+    fell_back = fell and 1 or 0, amount = amount, chunk = spec.chunk, role = spec.role, apart = spec.apart, allocs = allocs }
   local packed = pack(rec)
   call('HSET', P .. 'bindings', id, packed)
   call('SADD', P .. 'held:' .. owner, id)

@@ -20,7 +20,10 @@ function calls.hello(session, ttl)
     call('HSET', P .. 'meta', 'schema', SCHEMA, 'clock', 0, 'last', now_ms, 'token', now[1] .. string.format('%06d', now[2]))
   end
   if ttl == '' then ttl = meta[2] or '10000' end
-  if meta[2] and meta[2] ~= ttl and call('EXISTS', P .. 'leases') == 1 then return { 'ttl', meta[2] } end
+  if meta[2] and meta[2] ~= ttl then
+    sweep(tick())
+    if call('EXISTS', P .. 'leases') == 1 then return { 'ttl', meta[2] } end
+  end
   call('HSET', P .. 'meta', 'ttl', ttl)
   call('ZADD', P .. 'leases', tick() + tonumber(ttl), session)
   return { 'ok', ttl }
@@ -35,8 +38,22 @@ function calls.beat(session, settle_ms, seen, cursor)
   return { 'ok', more and 1 or 0, offer(session, clock, tonumber(settle_ms), cursor) }
 end
 
--- Ends a session at once: gives up its bindings and its places in the queue.
-function calls.bye(session)
+function calls.sessions()
+  return { 'ok', unpack(call('ZRANGE', P .. 'leases', 0, -1)) }
+end
+
+-- A session is known to be dead: the next heartbeat takes back what it held.
+function calls.expire(session)
+  if call('ZREM', P .. 'leases', session) == 1 then call('SADD', P .. 'dying', session) end
+  return { 'ok' }
+end
+
+-- Ends a session at once: gives up the bindings that it owns, the ones it only holds, and its places in the queue.
+function calls.bye(session, owned)
+  for _, id in ipairs(cmsgpack.unpack(owned)) do
+    local rec = binding(id)
+    if rec and rec.owner == session then finish(id, rec, 'released', 'closed') end
+  end
   for _, id in ipairs(call('SMEMBERS', P .. 'waits:' .. session)) do dequeue(waiter(id)) end
   for _, id in ipairs(call('SMEMBERS', P .. 'held:' .. session)) do
     local rec = binding(id)
