@@ -17,18 +17,16 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-import platform
 import statistics
 import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from _peers import RawTransports
+from _results import Row, write
 
 from weightsync import FileStore, MemoryStore, Publisher, SharedMemoryStore, Store, Subscriber, ThrottledStore
 from weightsync.checksum import checksum
@@ -41,8 +39,6 @@ MIB = 1 << 20
 SIZE = (256 if QUICK else 1024) * MIB
 BUCKETS = (64,) if QUICK else (16, 64, 256)
 ROUNDS = 5 if QUICK else 7
-HERE = Path(__file__).resolve()
-Row = dict[str, Any]
 
 
 class Times:
@@ -252,14 +248,4 @@ def rows(times: Times) -> list[Row]:
 
 
 if __name__ == "__main__":
-    rows_found = asyncio.run(main())
-    result = {
-        "name": HERE.stem,
-        "command": f"python benchmarks/weightsync/{HERE.name}" + (" --quick" if QUICK else ""),
-        "cpu": f"{platform.machine()}, {os.cpu_count()} cores",
-        "rows": rows_found,
-    }
-    out = HERE.parents[1] / "results" / f"{HERE.stem}.json"
-    out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-    for row in rows_found:
-        print({key: value for key, value in row.items() if value is not None})
+    write(__file__, asyncio.run(main()))

@@ -19,7 +19,7 @@ from weightsync import (
     VersionConflict,
     inspect,
 )
-from weightsync.index import Entry, Index, hold_key
+from weightsync.index import HOLD_SLOTS, Entry, Index, hold_key
 
 
 def weights(seed: int, size: int = 64) -> dict[str, np.ndarray]:
@@ -84,16 +84,17 @@ async def test_a_hold_that_nobody_releases_ends(memory: MemoryStore) -> None:
 async def test_a_pull_holds_its_version_and_lets_go(memory: MemoryStore) -> None:
     subscriber = Subscriber(memory)
     await Publisher(memory).publish(0, weights(0))
+    slots = [hold_key(0, slot) for slot in range(HOLD_SLOTS)]
     held: list[bool] = []
     get_into = memory.get_into
 
     async def spy(key: str, offset: int, buffer: np.ndarray) -> None:
-        held.extend(await memory.present([hold_key(0, 0)]))
+        held.append(any(await memory.present(slots)))
         await get_into(key, offset, buffer)
 
     memory.get_into = spy  # type: ignore[method-assign]
     await subscriber.prefetch(0)
-    assert held == [True] and await memory.present([hold_key(0, 0)]) == [False]
+    assert held == [True] and not any(await memory.present(slots))
     await subscriber.close()
 
 
