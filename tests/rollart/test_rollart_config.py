@@ -28,7 +28,7 @@ from rollart.errors import ConfigError
         ("run.name=../x", "run.name", "matching"),
         ("run=3", "run", "is a section with keys"),
         ("run.mode=async", "run.mode", "invalid enum value"),
-        ("generation.max_model_len=4", "generation.max_model_len", "at least 23"),
+        ("generation.max_model_len=4", "generation.max_model_len", "at least 22"),
         ("generation.hardware=[B200]", "generation.hardware", "pools offer"),
         ("generation.hardware=[cpu,cpu,cpu]", "generation.hardware", "one for each of the 2 workers"),
         ("generation.affinity={FrozenLake: cpu}", "generation.affinity", "needs an entry named default"),

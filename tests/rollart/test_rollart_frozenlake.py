@@ -109,3 +109,18 @@ def test_bad_settings_name_field_value_and_remedy(field, value):
 def test_bad_keys_are_refused(key):
     with pytest.raises(ValueError, match="FrozenLake key"):
         TASK.make_env(key)
+
+
+def test_a_view_is_centred_on_the_player() -> None:
+    task = FrozenLakeTask(view=5)
+    key = next(task.train_keys(0))
+    env = task.make_env(key)
+    picture, _ = env.reset(seed=0)
+    rows = picture.removesuffix("\n>").split("\n")
+    assert [len(row) for row in rows] == [5] * 5
+    assert rows[:2] == ["#####"] * 2
+    assert rows[2][:3] == "##P"
+    whole = FrozenLakeTask(view=7).make_env(key).reset(seed=0)[0].removesuffix("\n>").split("\n")
+    assert [row[3:].replace("P", "S") for row in whole[3:]] == list(task.grid(key))
+    with pytest.raises(ValueError, match="view is 4"):
+        FrozenLakeTask(view=4)

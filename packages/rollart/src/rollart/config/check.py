@@ -18,13 +18,16 @@ def check(config: Config) -> None:
     """Raise ConfigError for the first combination that cannot run."""
     _check_finite(config)
     _check_context(config)
+    if config.task.view is not None and config.task.view % 2 == 0:
+        raise ConfigError("task.view", config.task.view, f"must be odd; {config.task.view + 1} works")
     _check_hardware(config)
     _check_training(config)
 
 
 def observation_tokens(config: Config) -> int:
-    """Tokens of one observation: a start mark, `size` rows of cells with newlines, a prompt mark."""
-    return 2 + config.task.size * (config.task.size + 1)
+    """Tokens of one observation: rows of cells with a newline each, and a prompt mark."""
+    side = config.task.view or config.task.size
+    return side * (side + 1) + 1
 
 
 def _check_context(config: Config) -> None:
@@ -74,6 +77,7 @@ _FIXED = (
     "task.name",
     "task.size",
     "task.frozen",
+    "task.view",
     "task.actions_per_turn",
     "model.path",
     "model.hidden",

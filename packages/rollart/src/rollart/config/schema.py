@@ -47,6 +47,8 @@ class TaskConfig(Section, frozen=True):
     size: Annotated[int, Meta(ge=3, le=8)] = 4
     frozen: Share = 0.8
     max_turns: Count = 20
+    view: Annotated[int, Meta(ge=3, le=15)] | None = None
+    """Cells of the square around the player that it sees, an odd number; None shows the map from above."""
     actions_per_turn: Count = 1
     latency_mean_s: NonNegative = 0.0
     latency_std_s: NonNegative = 0.0

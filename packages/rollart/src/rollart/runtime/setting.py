@@ -28,7 +28,7 @@ class Setting:
         task = config.task
         self._config = config
         self.model = model
-        self._task = FrozenLakeTask(size=task.size, frozen=task.frozen, max_turns=task.max_turns)
+        self._task = FrozenLakeTask(size=task.size, frozen=task.frozen, max_turns=task.max_turns, view=task.view)
         self.codec = Codec(AutoTokenizer.from_pretrained(str(model), local_files_only=True))
         actions = tuple(self.codec.encode("".join(self._task.actions)))
         self.generation = GenerationSettings(

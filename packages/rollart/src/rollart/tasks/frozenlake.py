@@ -36,9 +36,12 @@ class FrozenLakeGame:
 
     blocking = False  # a step takes microseconds: it may run on the event loop
 
-    def __init__(self, task: str, grid: tuple[str, ...], actions: tuple[str, ...], max_turns: int) -> None:
+    def __init__(
+        self, task: str, grid: tuple[str, ...], actions: tuple[str, ...], max_turns: int, view: int | None
+    ) -> None:
         self.task = task
         self.grid = grid
+        self._view = view
         self.turns = 0
         self._moves = {symbol: move for move, symbol in enumerate(actions)}
         self._max_turns = max_turns
@@ -63,20 +66,32 @@ class FrozenLakeGame:
         row, column = divmod(int(cell), len(self.grid))
         lines = list(self.grid)
         lines[row] = lines[row][:column] + "P" + lines[row][column + 1 :]
+        if self._view is not None:
+            lines = _window(lines, row, column, self._view // 2)
         return "\n".join(lines) + "\n>"
+
+
+def _window(lines: list[str], row: int, column: int, reach: int) -> list[str]:
+    """The square of cells within `reach` of one cell, which stands in the middle; ``#`` is beyond the shore."""
+    shore = "#" * reach
+    wide = [shore + line + shore for line in lines]
+    beyond = ["#" * len(wide[0])] * reach
+    return [line[column : column + 2 * reach + 1] for line in (beyond + wide + beyond)[row : row + 2 * reach + 1]]
 
 
 class FrozenLakeTask(msgspec.Struct, frozen=True, kw_only=True):
     """Random solvable lakes of `size` x `size`, each cell frozen with probability `frozen`.
 
     One map in `eval_every_hash` (by a hash of its content) belongs to the evaluation side. The observation is the
-    grid with ``P`` for the player and a closing ``>``; the actions are one symbol each.
+    grid with ``P`` for the player and a closing ``>``; the actions are one symbol each. With `view`, an odd number,
+    the player sees the square of that many cells around it instead of the map from above, ``#`` beyond the shore.
     """
 
     name: str = "FrozenLake"
     size: int = 4
     frozen: float = 0.8
     max_turns: int = 20
+    view: int | None = None
     eval_every_hash: int = 4
     actions: tuple[str, ...] = ("L", "D", "R", "U")  # in Gymnasium's order
 
@@ -84,6 +99,12 @@ class FrozenLakeTask(msgspec.Struct, frozen=True, kw_only=True):
         for field, value, valid, remedy in (
             ("size", self.size, self.size >= 2, "at least 2"),
             ("frozen", self.frozen, 0.0 < self.frozen <= 1.0, "a probability above 0"),
+            (
+                "view",
+                self.view,
+                self.view is None or (self.view >= 3 and self.view % 2 == 1),
+                "an odd number from 3 up",
+            ),
             ("max_turns", self.max_turns, self.max_turns >= 1, "at least 1"),
             ("eval_every_hash", self.eval_every_hash, self.eval_every_hash >= 2, "at least 2"),
             ("actions", self.actions, len(set(self.actions)) == 4, "four different symbols"),
@@ -114,7 +135,7 @@ class FrozenLakeTask(msgspec.Struct, frozen=True, kw_only=True):
         return _grid(self.size, self.frozen, int(number))
 
     def make_env(self, key: str) -> FrozenLakeGame:
-        return FrozenLakeGame(self.name, self.grid(key), self.actions, self.max_turns)
+        return FrozenLakeGame(self.name, self.grid(key), self.actions, self.max_turns, self.view)
 
     def _keys(self, start: int, evaluation: bool) -> Iterator[str]:
         for number in count(start):
