@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from rollart.algorithms import ObjectiveConfig
 
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Momentum = Annotated[float, Meta(ge=0, lt=1)]
+Count = Annotated[int, Meta(ge=1)]
+
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Optimizer, schedule and cut of a train step."""
+    """Optimizer, schedule and cut of a train step. Ranges stand in the types, for configurations to be checked."""
 
     objective: ObjectiveConfig = ObjectiveConfig()
-    lr: float = 1e-3
-    warmup: int = 5
+    lr: Positive = 1e-3
+    warmup: Annotated[int, Meta(ge=0)] = 5
     """Train steps of linear warm-up."""
-    total: int = 80
+    total: Count = 80
     """Train steps after which the learning rate has come down to `final_lr` times `lr`."""
-    final_lr: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.99
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
-    minibatches: int = 4
+    final_lr: Share = 0.1
+    beta1: Momentum = 0.9
+    beta2: Momentum = 0.99
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 0.0
+    grad_clip: Positive = 1.0
+    minibatches: Count = 4
     """Optimizer updates per train step, each on its own share of the trajectories."""
-    micro_tokens: int = 32_768
+    micro_tokens: Count = 32_768
     """Padded tokens that go through the model at once."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     seed: int = 0
 
     def learning_rate(self, step: int) -> float:
