@@ -1,0 +1,52 @@
+"""A Reverb queue table; runs in its own environment. Jobs as in `_on_ray.py`."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+from typing import Any
+
+import numpy as np
+import reverb  # type: ignore[import-not-found]
+from _window import Window  # type: ignore[import-not-found]  # beside this script
+
+
+def produce(port: int, jobs: Any) -> None:
+    client = reverb.Client(f"localhost:{port}")
+    while (job := jobs.get()) is not None:
+        data = np.random.default_rng(0).integers(0, 255, job["payload"], dtype=np.uint8)
+        with client.writer(max_sequence_length=1) as writer:
+            for n in range(job["items"]):
+                writer.append([data])
+                writer.create_item("line", 1, 1.0)
+                if (n + 1) % job["producers"] == 0:
+                    writer.flush()  # as many in a call as there are producers
+
+
+def main() -> None:
+    server = reverb.Server([reverb.Table.queue("line", max_size=256)])
+    client = reverb.Client(f"localhost:{server.port}")
+    context = multiprocessing.get_context("spawn")
+    jobs = context.Queue()
+    producer = context.Process(target=produce, args=(server.port, jobs))
+    producer.start()
+    warm_up = {"payload": 1, "producers": 1, "items": 1}
+    jobs.put(warm_up)
+    list(client.sample("line", 1))
+    for line in sys.stdin:
+        job = json.loads(line)
+        window = Window()
+        jobs.put(job)
+        got = 0
+        while got < job["items"]:
+            n = min(job["batch"], job["items"] - got)
+            got += sum(len(steps[0].data[0]) == job["payload"] for steps in client.sample("line", n))
+        print(window.close(), flush=True)
+    jobs.put(None)
+    producer.join()
+    server.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""TransferQueue with its in-memory storage; runs in its own environment. Jobs as in `_on_ray.py`.
+
+It has no bound on what is queued, so the producer waits for the consumer's count.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+import ray
+import torch
+import transfer_queue as tq  # type: ignore[import-not-found]
+from _window import Window  # type: ignore[import-not-found]  # beside this script
+from omegaconf import OmegaConf  # type: ignore[import-not-found]
+from tensordict import TensorDict  # type: ignore[import-not-found]
+
+
+class Counter:
+    """How many items the consumer has taken."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def add(self, n: int) -> None:
+        self.taken += n
+
+    def get(self) -> int:
+        return self.taken
+
+
+class Producer:
+    def __init__(self) -> None:
+        tq.init()
+        self.client = tq.get_client()
+
+    def ready(self) -> None:
+        return
+
+    def run(self, counter: Any, partition: str, payload: int, producers: int, items: int) -> None:
+        data = torch.frombuffer(bytearray(os.urandom(payload * producers)), dtype=torch.uint8)
+        sent = taken = 0
+        for _ in range(items // producers):
+            while sent - taken > 4 * producers:
+                taken = ray.get(counter.get.remote())
+            batch = TensorDict({"payload": data.reshape(producers, payload)}, batch_size=producers)
+            self.client.put(data=batch, partition_id=partition)
+            sent += producers
+
+
+def consume(counter: Any, partition: str, payload: int, items: int, batch: int) -> None:
+    client = tq.get_client()
+    got = 0
+    while got < items:
+        meta = client.get_meta(data_fields=["payload"], batch_size=batch, partition_id=partition, task_name="train")
+        if not meta.size:
+            time.sleep(0.0005)
+            continue
+        data = client.get_data(meta)
+        got += sum(len(row) == payload for row in data["payload"])
+        counter.add.remote(batch)
+        client.clear_samples(meta)
+
+
+def main() -> None:
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "100")
+    logging.disable(logging.WARNING)
+    ray.init(
+        address="local",
+        num_cpus=8,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+        object_store_memory=2**30,
+    )
+    tq.init(OmegaConf.create({"controller": {"polling_mode": True}}))  # else a wait ends in an error after a while
+    producer = ray.remote(Producer).options(num_cpus=0).remote()
+    ray.get(producer.ready.remote())
+    for number, line in enumerate(sys.stdin):
+        job = json.loads(line)
+        counter = ray.remote(Counter).options(num_cpus=0).remote()
+        ray.get(counter.get.remote())
+        partition, size = f"run_{number}", min(job["batch"], job["items"])
+        window = Window()
+        running = producer.run.remote(counter, partition, job["payload"], job["producers"], job["items"])
+        consume(counter, partition, job["payload"], job["items"], size)
+        print(window.close(), flush=True)
+        ray.get(running)
+    tq.close()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
