@@ -168,6 +168,15 @@ async def test_a_waiting_consumer_learns_from_a_producer_that_the_tasks_have_end
     assert len((await consumer).groups) == 1
 
 
+async def test_starved_is_known_as_soon_as_the_last_key_is_taken() -> None:
+    buf = buffer(keys=["a"], batch_groups=2)
+    consumer = asyncio.create_task(buf.get_batch())
+    await settle()
+    await buf.next_ticket()
+    with pytest.raises(Starved, match="1 groups are left, a batch needs 2"):
+        await consumer
+
+
 async def test_close_wakes_producers_and_consumers() -> None:
     buf = buffer()
     for _ in range(2):

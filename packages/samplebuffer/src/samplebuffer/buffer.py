@@ -99,9 +99,7 @@ class SampleBuffer:
 
     def next_ticket_nowait(self) -> Ticket | None:
         """The next trajectory to run; None where `next_ticket` would wait."""
-        if self._ticket_waiters:
-            return None
-        ticket = self.core.take_ticket()
+        ticket = self.core.take_ticket()  # while others wait there is none: whatever appears is theirs at once
         self._wake_consumers()  # the tasks may have been found to have ended
         return ticket
 
