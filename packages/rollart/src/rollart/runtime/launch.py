@@ -16,7 +16,8 @@ from pathlib import Path
 from resmgr import Pool, Request, ResourceManager
 from rollart.config import Config
 from rollart.distributed import ActorOptions, Cluster, RaySession
-from rollart.distributed.generation import GenerationHost, engine_environment, ray_workers
+from rollart.distributed.generation import GenerationHost, engine_environment
+from rollart.distributed.ray_worker import ray_workers
 from rollart.plan import requests
 from rollart.roles.actor_gen import EngineSettings, make_engine
 from rollart.roles.actor_train import ActorTrain
