@@ -68,3 +68,9 @@ def test_bad_sizes_are_named(field, value) -> None:
         make_limits(**(GOOD | {field: value}))
     with pytest.raises(ValueError, match="give a"):
         SampleBuffer([], **(GOOD | {field: value}))
+
+
+@pytest.mark.parametrize("version", [-1, 1.0, "1"])
+def test_a_bad_version_is_named(version) -> None:
+    with pytest.raises(InvalidConfig, match="version"):
+        SampleBuffer([], batch_groups=1, group_size=1, version=version)

@@ -133,6 +133,13 @@ async def test_a_client_given_up_though_alive_asks_again_and_learns_that_its_tic
     await buf.handle.leave.remote(buf._name, "client lost")  # as after a long silence
     assert (await waiter).key == 0 and await reasons.get() == "failed"
     assert await tickets[0].finish("late", 1.0) == "ended"
+    consumer = asyncio.create_task(buf.get_batch())
+    await buf.stats()
+    await buf.handle.leave.remote(buf._name, "client lost")
+    for ticket in [await buf.next_ticket() for _ in range(2)]:
+        ticket.stamp(0)
+        await ticket.finish("x", 1.0)
+    assert len((await consumer).samples) == 2
 
 
 async def test_a_payload_that_can_not_be_sent_is_its_producers_error_alone(buf: RayBuffer) -> None:
@@ -157,6 +164,8 @@ async def test_the_death_of_the_actor_wakes_everyone(buf: RayBuffer) -> None:
     answers = await asyncio.gather(*waiters, return_exceptions=True)
     assert [type(answer) for answer in answers] == [BufferLost, BufferLost] and isinstance(answers[0], Closed)
     assert await reasons.get() == "closed"
+    with pytest.raises(BufferLost):
+        await ticket.finish("too late", 1.0)
 
 
 async def test_events_are_handed_on_in_order_whichever_reply_came_first() -> None:

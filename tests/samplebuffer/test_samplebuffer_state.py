@@ -121,8 +121,21 @@ def test_a_state_after_close_restores_the_unfinished() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"format": 2}, {"version": "x"}, {"limits": None}, {"groups": [{"id": 1}]}, {"ended": {"nowhere": 1}}],
+    [
+        {"format": 2},
+        {"version": "x"},
+        {"version": 9},
+        {"limits": None},
+        {"limits": {"alpha": "much"}},
+        {"groups": [{"id": 1}]},
+        {"ended": {"nowhere": 1}},
+        {"issued": 7},
+    ],
 )
 def test_what_is_not_a_state_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(InvalidState):
-        SampleBuffer.restore(buffer().state_dict() | change, count())
+    buf = buffer()
+    run(take_all(buf)[0])
+    state = buf.state_dict()
+    change = {key: state[key] | value if isinstance(value, dict) else value for key, value in change.items()}
+    with pytest.raises(InvalidState, match="state"):
+        SampleBuffer.restore(state | change, count())

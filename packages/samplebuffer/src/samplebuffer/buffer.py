@@ -19,7 +19,7 @@ from typing import Any
 from samplebuffer import state
 from samplebuffer.book import staleness, staleness_of
 from samplebuffer.core import Core
-from samplebuffer.errors import Closed
+from samplebuffer.errors import Closed, InvalidConfig
 from samplebuffer.limits import make_limits
 from samplebuffer.stats import Groups, OffPolicy, Stats, Waits
 from samplebuffer.tasks import Tasks
@@ -49,6 +49,8 @@ class SampleBuffer:
         """`max_replacements` is how many members a group may lose to `fail` and `cancel` before it is given up (by
         default twice the members launched). `keep` judges whole groups. `length` measures payloads, for histograms.
         """
+        if not isinstance(version, int) or version < 0:
+            raise InvalidConfig("version", version, "give the served version, an integer of at least 0")
         limits = make_limits(batch_groups, group_size, alpha, spare_groups, spare_members, max_replacements)
         self._start(Core(Tasks(tasks), limits, keep=keep, length=length, version=version))
 

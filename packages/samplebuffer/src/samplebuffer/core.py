@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import isfinite
 from operator import index
@@ -220,7 +220,7 @@ class Core:
             group = self.groups[ticket.group_id]
             self._return(group, ticket, "cancelled")
             self._want(group)
-            self.settle([], "closed")
+            self.settle()
 
     def _return(self, group: OpenGroup, ticket: Ticket, fate: Fate) -> None:
         ticket.state = "returned"
@@ -268,7 +268,8 @@ class Core:
 
     def advance(self, version: int) -> list[Ticket]:
         """Serve a version: end every member past the bound. Returns the running tickets that ended."""
-        if index(version) < self.version:
+        version = index(version)
+        if version < self.version:
             raise VersionWentBack(version, self.version)
         self.version = version
         self.resting = False
@@ -399,7 +400,7 @@ class Core:
         del self.groups[group.id]
         self.group_ends[how] += 1
 
-    def settle(self, ended: list[Ticket], reason: Reason) -> None:
+    def settle(self, ended: Sequence[Ticket] = (), reason: Reason = "surplus") -> None:
         """Tell everyone, now that the state is consistent. A callback may call the buffer again."""
         self.changed()
         for ticket in ended:

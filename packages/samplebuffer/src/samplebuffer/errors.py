@@ -26,7 +26,7 @@ class InvalidConfig(SampleBufferError, ValueError):
 
 
 class InvalidState(SampleBufferError, ValueError):
-    """Raised when `restore` is given a state that is not one, or of another format."""
+    """Raised when `restore` is given what is not the state of a buffer, or one of another format."""
 
 
 class VersionWentBack(SampleBufferError, ValueError):

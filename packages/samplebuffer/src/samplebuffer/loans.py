@@ -21,7 +21,7 @@ def confirm(core: Core, batch: Batch) -> None:
     """The batch arrived."""
     for group in batch.groups:
         core.lent.pop(group.group_id, None)
-    core.settle([], "surplus")
+    core.settle()
 
 
 def reclaim(core: Core, batch: Batch, lost: Collection[int] = ()) -> None:

@@ -15,9 +15,9 @@ import msgspec
 
 from samplebuffer.book import Book
 from samplebuffer.core import Core, GroupEnd
-from samplebuffer.errors import InvalidState
+from samplebuffer.errors import InvalidConfig, InvalidState
 from samplebuffer.group import OpenGroup
-from samplebuffer.limits import Limits
+from samplebuffer.limits import Limits, make_limits
 from samplebuffer.tasks import Task, Tasks
 from samplebuffer.values import Fate, GivenUp, Sample
 
@@ -113,14 +113,15 @@ def load(data: dict[str, Any], keys: Iterable[Any], codec: Decodes, skip_drawn: 
     """A core in the saved state; `options` are those of `Core` that are not saved."""
     try:
         state = msgspec.convert(data, BufferState)
-    except msgspec.ValidationError as error:
+        limits = make_limits(**msgspec.structs.asdict(state.limits))
+    except (msgspec.ValidationError, InvalidConfig) as error:
         raise InvalidState(f"not the state of a buffer: {error}") from error
     if state.format != FORMAT:
-        raise InvalidState(f"format {state.format} is not {FORMAT}, the one this version reads")
+        raise InvalidState(f"the state has format {state.format}; this version reads {FORMAT}")
     keys = islice(iter(keys), state.drawn, None) if skip_drawn else keys
     core = Core(
         Tasks(keys, state.waiting, state.drawn),
-        state.limits,
+        limits,
         version=state.version,
         book=Book(state.issued, state.ended),
         **options,
@@ -132,7 +133,21 @@ def load(data: dict[str, Any], keys: Iterable[Any], codec: Decodes, skip_drawn: 
         group = OpenGroup(saved.id, Task(saved.key, saved.lost))
         group.issued = saved.issued
         core.adopt(group, [_decoded(sample, codec) for sample in saved.samples])
+    _check(core)
     return core
+
+
+def _check(core: Core) -> None:
+    """What msgspec can not see: a state that no buffer was ever in."""
+    size = core.limits.group_size
+    for holds, what in (
+        (core.book.ledger.balanced, "the ledger does not balance"),
+        (len(core.groups) <= core.limits.capacity, "more groups than the capacity"),
+        (all(len(group.done) <= size for group in core.groups.values()), "a group has too many members"),
+        (not core.book.groups_below(core.version - core.limits.staleness), "a member is past the bound"),
+    ):
+        if not holds:
+            raise InvalidState(f"not the state of a buffer: {what}")
 
 
 def _encoded(sample: Sample, codec: Encodes) -> Sample:

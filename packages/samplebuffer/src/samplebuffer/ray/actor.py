@@ -203,8 +203,11 @@ class BufferActor:
 
     async def lend(
         self, name: str, loan: int, timeout: float | None, take: dict[str, Any]
-    ) -> tuple[bytes, list[Any]] | Exception:
-        """A batch, which the client must confirm or give back by its number; or the error that it must raise."""
+    ) -> tuple[bytes, list[Any]] | Exception | None:
+        """A batch, which the client must confirm or give back by its number; or the error that it must raise.
+
+        None when the client was given up meanwhile, and must ask again.
+        """
         client = self._client(name)
         core = self._buf.core
         client.borrowing[loan] = asyncio.current_task()  # type: ignore[assignment]
@@ -212,6 +215,8 @@ class BufferActor:
             batch = await self._buf.wait_for_batch(timeout, lambda: core.take_batch(lend=True, **take))
         except (SampleBufferError, TimeoutError) as error:
             return error
+        except asyncio.CancelledError:
+            return None
         finally:
             del client.borrowing[loan]
         client.loans[loan] = batch

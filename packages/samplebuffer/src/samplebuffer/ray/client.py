@@ -56,7 +56,7 @@ class RayBuffer:
         cls,
         tasks: Iterable[Any] | Callable[[], Iterable[Any]],
         *,
-        lease: float = 30.0,
+        lease: float = 120.0,
         actor_options: dict[str, Any] | None = None,
         chunk: int = 16,
         length: Callable[[Any], int] | None = None,
@@ -81,7 +81,7 @@ class RayBuffer:
         codec: Decodes = DEFAULT_CODEC,
         keep: Callable[[Group], bool] | None = None,
         skip_drawn: bool = True,
-        lease: float = 30.0,
+        lease: float = 120.0,
         actor_options: dict[str, Any] | None = None,
         chunk: int = 16,
         length: Callable[[Any], int] | None = None,
@@ -205,6 +205,8 @@ class RayBuffer:
             loan, self._loans = self._loans, self._loans + 1
             try:
                 lent = await _answer(self.handle.lend.remote(self._name, loan, left, take))
+                if lent is None:
+                    continue
                 if isinstance(lent, Exception):
                     raise lent
                 batch, lost = await _fetch(*lent)

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 
-from samplebuffer.errors import BufferLost, SampleBufferError, Unsendable
+from samplebuffer.errors import BufferLost, Closed, SampleBufferError, Unsendable
 from samplebuffer.ray import wire
 
 Pending = tuple[wire.Command, Any, "asyncio.Future[Any]"]
@@ -42,6 +41,8 @@ class Link:
         self._early: dict[tuple[int, int], wire.Events] = {}
         self._expected = (0, 0)
         self._queue: list[Pending] = []
+        self._under_way: list[Pending] = []
+        self._broken: SampleBufferError | None = None
         self._filled = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run(self._send)), loop.create_task(self._run(self._listen))]
@@ -49,8 +50,11 @@ class Link:
     def send(self, command: wire.Command, payload: Any = NOTHING) -> asyncio.Future[Any]:
         """Queue a command. The future is its answer, or the error that it met."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._queue.append((command, payload, answer))
-        self._filled.set()
+        if self._broken is None:
+            self._queue.append((command, payload, answer))
+            self._filled.set()
+        else:
+            answer.set_exception(self._broken)
         return answer
 
     async def close(self) -> None:
@@ -58,15 +62,15 @@ class Link:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._abandon([], BufferLost("this client has left"))
+        self._break(Closed("this client has left"))
 
     async def _run(self, step: Callable[[], Any]) -> None:
         try:
             while True:
                 await step()
-        except RayError as error:
-            lost = BufferLost(f"the actor of the buffer is gone: {error}")
-            self._abandon([], lost)
+        except Exception as error:  # whatever it is, nobody may wait for this link any more
+            lost = BufferLost(f"the link to the buffer broke: {type(error).__name__}: {error}")
+            self._break(lost)
             self._on_lost(lost)
 
     async def _listen(self) -> None:
@@ -76,6 +80,7 @@ class Link:
         await self._filled.wait()
         self._filled.clear()
         pending, self._queue = self._queue, []
+        self._under_way = pending
         carriers = [entry for entry in pending if entry[1] is not NOTHING]
         refs: list[Any] = []
         if carriers:
@@ -84,11 +89,7 @@ class Link:
                 entry[2].set_exception(error)
                 pending.remove(entry)
         message = wire.encode([command for command, _, _ in pending])
-        try:
-            reply = wire.decode_reply(await self._actor.exchange.remote(self._name, message, refs))
-        except RayError as error:
-            self._abandon(pending, BufferLost(f"the actor of the buffer is gone: {error}"))
-            raise
+        reply = wire.decode_reply(await self._actor.exchange.remote(self._name, message, refs))
         self._hand_on(reply.events)
         for (_, _, waiter), answer in zip(pending, reply.answers, strict=True):
             if waiter.done():
@@ -134,8 +135,9 @@ class Link:
             assert isinstance(command, wire.Finish)
             command.chunk, command.index = len(refs) - 1, index
 
-    def _abandon(self, pending: list[Pending], error: SampleBufferError) -> None:
-        for _, _, waiter in pending + self._queue:
+    def _break(self, error: SampleBufferError) -> None:
+        self._broken = self._broken or error
+        for _, _, waiter in self._under_way + self._queue:
             if not waiter.done():
                 waiter.set_exception(error)
-        self._queue.clear()
+        self._under_way, self._queue = [], []
