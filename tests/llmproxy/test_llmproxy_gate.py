@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmproxy import WrongState
@@ -17,6 +17,7 @@ MOVES = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(MOVES))
 def test_a_worker_serves_only_by_its_last_proof(moves: list[tuple[str, str, int | None]]) -> None:
     gate = Gate(0)

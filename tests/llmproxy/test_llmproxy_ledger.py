@@ -98,7 +98,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=40, stateful_step_count=30)
+TestLedger.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 def test_releasing_more_than_was_charged_is_an_error() -> None:

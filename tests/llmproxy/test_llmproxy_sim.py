@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmproxy import GenerateRequest, GenerateResult, Partial, SimWorker, Span, UpdateFailed, WorkerLost, WrongState
@@ -148,6 +148,7 @@ async def test_cancelling_frees_the_engine_and_the_others_get_faster() -> None:
 MOMENTS = st.integers(0, 500).map(lambda centiseconds: centiseconds / 100)
 
 
+@settings(deadline=None)
 @given(
     arrivals=st.lists(st.tuples(MOMENTS, st.integers(1, 200), st.integers(1, 60)), min_size=1, max_size=8),
     pauses=st.lists(MOMENTS, max_size=3),

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmproxy import GenerateRequest, Partial, Sampling, Span, extend_partial
@@ -26,6 +26,7 @@ def attempts(draw: st.DrawFn) -> list[list[Span]]:
     return made
 
 
+@settings(deadline=None)
 @given(attempts())
 def test_spans_tile_the_generation_and_neighbours_differ(made: list[list[Span]]) -> None:
     request = GenerateRequest("t", [1], 200)
@@ -44,6 +45,7 @@ def test_spans_tile_the_generation_and_neighbours_differ(made: list[list[Span]])
     assert all(a.end == b.start and a.version != b.version for a, b in pairwise(joined))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(0, 50), st.integers(0, 50))
 def test_a_resumed_generation_never_gets_a_new_budget(max_tokens: int, made: int, remaining: int) -> None:
     partial = Partial([7] * made, [0.0] * made, [], remaining)
