@@ -29,7 +29,7 @@ async def play(rm: ResourceManager, backend: RayBackend) -> None:
 
 
 async def main() -> None:
-    ray.init(num_cpus=2, resources={"H800": 1}, include_dashboard=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=2, resources={"H800": 1}, include_dashboard=False, logging_level="ERROR")
     with tempfile.TemporaryDirectory() as directory:
         async with (
             await ResourceManager.connect(f"embedded:{directory}", ttl=1) as rm,

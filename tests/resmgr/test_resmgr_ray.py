@@ -10,7 +10,7 @@ from resmgr import Binding, BindTimeout, Request
 
 ray = pytest.importorskip("ray")
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(400)]
 
 UNITS = {"H800": "H800", "H20": "H20", "cpu": "CPU"}
 
@@ -19,13 +19,17 @@ UNITS = {"H800": "H800", "H20": "H20", "cpu": "CPU"}
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    cluster.add_node(num_cpus=0, resources={"H800": 2}, labels={"zone": "x"})
-    cluster.add_node(num_cpus=0, resources={"H20": 4})
-    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_raylet_start_wait_time_s", "120")  # a busy machine
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        try:
+            cluster.add_node(num_cpus=0, resources={"H800": 2}, labels={"zone": "x"})
+            cluster.add_node(num_cpus=0, resources={"H20": 4})
+            ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 class Where:
