@@ -28,7 +28,7 @@ import numpy as np
 from _peers import RawTransports
 from _results import Row, write
 
-from weightsync import FileStore, MemoryStore, Publisher, SharedMemoryStore, Store, Subscriber, ThrottledStore
+from weightsync import FileStore, Load, MemoryStore, Publisher, SharedMemoryStore, Store, Subscriber, ThrottledStore
 from weightsync.checksum import checksum
 from weightsync.mooncake import MooncakeStore
 from weightsync.mooncake_master import MooncakeMaster
@@ -95,12 +95,14 @@ class Line:
         self.subscriber = Subscriber(store)
         self.keys: list[str] = []
 
-    async def round(self, times: Times, version: int, source: Bytes) -> None:
+    async def round(self, times: Times, version: int, source: Bytes, load: Load | None) -> None:
         named = tensors(source)
         manifest = await times.of(f"publish, {self.name}", lambda: self.publisher.publish(version, named))
         self.keys = [manifest.key(index) for index in range(len(manifest.buckets))]
         staged = await times.of(f"pull, {self.name}", lambda: self.subscriber.prefetch(version))
         assert np.array_equal(staged.staging.array, source), "content"
+        if load is not None:
+            await times.of("commit into a torch module", lambda: self.subscriber.commit(staged, load))
 
 
 def physical(times: Times, source: Bytes, target: Bytes, segment: Bytes, bucket: int) -> None:
@@ -146,22 +148,16 @@ def by_hand(times: Times, store: MooncakeStore, source: Bytes, target: Bytes, bu
     assert not any(client.batch_remove(keys, True))
 
 
-async def commit_rounds(times: Times, line: Line) -> None:
-    """Loading a staged version into a torch module, digest included."""
+def module_load() -> Load:
+    """Into a torch module of the same tensors."""
     import torch
 
     from weightsync.torch import load_into
 
-    module = torch.nn.ParameterDict(
-        {
-            f"layer{number}": torch.nn.Parameter(torch.zeros(MIB, dtype=torch.uint8), requires_grad=False)
-            for number in range(SIZE // MIB)
-        }
-    )
-    load = load_into(module, rename=lambda name: name.replace("layer", "layer."))
-    staged = await line.subscriber.prefetch(ROUNDS)
-    for _ in range(ROUNDS):
-        await times.of("commit into a torch module", lambda: line.subscriber.commit(staged, load))
+    parameters = torch.nn.ParameterDict()
+    for number in range(SIZE // MIB):
+        parameters[f"layer{number}"] = torch.nn.Parameter(torch.zeros(MIB, dtype=torch.uint8), requires_grad=False)
+    return load_into(parameters, rename=lambda name: name.replace("layer", "layer."))
 
 
 async def exposed_row(source: Bytes) -> Row:
@@ -202,7 +198,6 @@ async def main() -> list[Row]:
             ]
             await rounds(times, lines, mooncake, bucket, source, target, raw if bucket == BUCKETS[0] else None)
             if bucket == BUCKETS[0]:
-                await commit_rounds(times, lines[0])
                 extra.append(await exposed_row(source))
             for line in lines:
                 await line.subscriber.close()
@@ -221,6 +216,7 @@ async def rounds(
     os.ftruncate(descriptor, SIZE)
     segment = np.frombuffer(mmap.mmap(descriptor, SIZE), np.uint8)
     os.close(descriptor)
+    load = module_load() if bucket == BUCKETS[0] else None
     for version in range(ROUNDS + 1):
         source[:] = rng.integers(0, 256, SIZE, dtype=np.uint8)
         # The first round makes the pages that all later ones use again.
@@ -229,7 +225,7 @@ async def rounds(
             raw.round(found.sync, source)
         physical(found, source, target, segment, bucket)
         for line in lines:
-            await line.round(found, version, source)
+            await line.round(found, version, source, load if line is lines[0] else None)
         by_hand(found, mooncake, source, target, bucket)
 
 

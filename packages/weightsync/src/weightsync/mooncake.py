@@ -128,10 +128,12 @@ class MooncakeStore:
         raise StoreError(f"{where} failed on {key!r} with code {code}")
 
     def _put(self, key: str, parts: Sequence[Bytes]) -> None:
-        parts = [part for part in parts if part.size]
-        if sum(part.size for part in parts) < _GATHER_BYTES * len(parts):
-            parts = [np.concatenate(parts)]
-        addresses, sizes = [part.ctypes.data for part in parts], [part.size for part in parts]
+        spans = _spans(parts)
+        size = sum(span[1] for span in spans)
+        if size < _GATHER_BYTES * len(spans):
+            whole = np.concatenate(parts)
+            spans = [(whole.ctypes.data, size)]
+        addresses, sizes = [address for address, _ in spans], [size for _, size in spans]
         put = self._client.batch_put_from_multi_buffers
         self._check(put([self._key(key)], [addresses], [sizes], self._pin)[0], key, sum(sizes))
 
@@ -188,6 +190,18 @@ class MooncakeStore:
                 return newest
         # The first value of all was never finished.
         return 0, None
+
+
+def _spans(parts: Sequence[Bytes]) -> list[tuple[int, int]]:
+    """Address and size of each part; those that lie one behind the other, as in a trainer's flat buffer, are one."""
+    spans: list[tuple[int, int]] = []
+    for part in parts:
+        address = part.ctypes.data
+        if spans and sum(spans[-1]) == address:
+            spans[-1] = (spans[-1][0], spans[-1][1] + part.size)
+        elif part.size:
+            spans.append((address, part.size))
+    return spans
 
 
 def _sealed(sequence: int, value: bytes) -> bytes:
