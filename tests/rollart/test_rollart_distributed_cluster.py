@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -36,6 +38,17 @@ class Computed(Exception):
         self.code = code
 
 
+def _break() -> None:
+    raise ValueError("no longer")
+
+
+class Fragile:
+    """Cannot be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return _break, ()
+
+
 class Actor(Worker):
     def __init__(self, tag: str = "") -> None:
         self.tag = f"{tag}{self.rank}"
@@ -49,6 +62,10 @@ class Actor(Worker):
     def who(self, suffix: str = "") -> str:
         """Says which worker it is."""
         return self.tag + suffix
+
+    @register("execute_rank_zero")
+    def unpicklable(self) -> Any:
+        return threading.Lock()
 
     @register("execute_rank_zero")
     def first(self) -> int:
@@ -65,6 +82,10 @@ class Actor(Worker):
     @register("execute_all")
     def pid(self) -> int:
         return os.getpid()
+
+    @register("execute_rank_zero")
+    def child(self) -> int:
+        return subprocess.Popen(["sleep", "600"]).pid
 
     @register("execute_all")
     def thread(self) -> str:
@@ -125,7 +146,7 @@ async def test_methods_keep_signature_and_docstring(pair: Cluster) -> None:
 
     assert str(inspect.signature(pair.who)) == "(suffix: str = '') -> str"
     assert pair.who.__doc__ == "Says which worker it is."
-    with pytest.raises(AttributeError, match="methods with a decorator: double, fail"):
+    with pytest.raises(AttributeError, match="no 'nothing'; methods with a decorator: child, double"):
         pair.nothing()
 
 
@@ -195,10 +216,22 @@ async def test_death_brings_the_last_log_lines(session: RaySession, tmp_path: Pa
 
 
 async def test_death_without_calls_is_noticed(session: RaySession) -> None:
+    """And what the worker had started ends with it."""
     async with Cluster(Actor, role="idle") as cluster:
+        child = psutil.Process(await cluster.child())
         os.kill(cluster.members[0].pid, signal.SIGKILL)
         async with asyncio.timeout(20):
             assert (await cluster.died).worker == "idle-0"
+        assert await asyncio.to_thread(psutil.wait_procs, [child], 10) == ([child], [])
+
+
+async def test_what_cannot_be_carried_is_no_death(pair: Cluster) -> None:
+    """A result, or an argument, that does not survive the way fails the call alone."""
+    with pytest.raises(RemoteError, match="on the way"):
+        await pair.unpicklable()
+    with pytest.raises(RemoteError, match="no longer"):
+        await pair.who(Fragile())
+    assert await pair.who() == ["w0", "w1"]
 
 
 async def test_a_worker_is_restarted_on_its_resource(session: RaySession, tmp_path: Path) -> None:

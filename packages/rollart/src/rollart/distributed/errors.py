@@ -23,7 +23,7 @@ class NoTarget(DistributedError):
 
 
 class RemoteError(DistributedError):
-    """Raised when a worker's method raises: `line` names the exception; `original` is it, where it could be carried."""
+    """Raised when a worker's method raises: `line` names the exception, `original` is it where it could come over."""
 
     def __init__(self, who: WorkerInfo, method: str, line: str, trace: str, original: Exception | None) -> None:
         super().__init__(f"{_told(who)} raised in {method}: {line}\n{trace}")

@@ -110,10 +110,14 @@ class Member:
 
     def translated(self, error: Any, method: str) -> Exception:
         """The typed error for what Ray raised."""
+        import ray
+
+        if isinstance(error, ray.exceptions.RayActorError):
+            return self._lost(error)
         cause = getattr(error, "cause", None)
         if isinstance(cause, Carried):
             return RemoteError(self.info, method, cause.line, cause.trace, cause.original())
-        return self._lost(error)
+        return RemoteError(self.info, method, f"{type(error).__name__}, on the way to or from it", str(error), cause)
 
     async def _boot(self) -> None:
         self._handle = self._spawn()
@@ -166,7 +170,7 @@ class Member:
 
     def _lost(self, error: Any) -> WorkerDied:
         """The death that a failed call tells of; it may be that of an earlier process."""
-        actor = error.actor_id
+        actor = getattr(error, "actor_id", None) or self._handle._actor_id.hex()
         if actor not in self._deaths:
             self._die(_reason(error))
         return self._deaths[actor].with_traceback(None)

@@ -11,6 +11,7 @@ Invariants (tests/rollart/test_rollart_distributed_session.py):
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import secrets
@@ -60,7 +61,6 @@ class RaySession:
         if self._keeper is not None:
             raise SessionFailed("this session has been started; stop it first")
         folder = _short_folder()
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         self._keeper = await self._spawn(folder)
         try:
             async with asyncio.timeout(self._start_timeout):
@@ -102,7 +102,7 @@ class RaySession:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            env={**os.environ, **_SETTINGS},
+            env={**os.environ, **_SETTINGS, "RAY_AUTH_TOKEN": _token()},
             start_new_session=True,
         )
 
@@ -133,9 +133,28 @@ def _short_folder() -> Path:
     raise SessionFailed("no writable temporary folder has a short path; set TMPDIR to one of at most 27 characters")
 
 
+@functools.cache
+def _token() -> str:
+    """The secret of this process's sessions. Ray reads it once a process, so all have the same."""
+    return secrets.token_hex(32)
+
+
 def _connect(address: str) -> None:
-    """Join the cluster. Ray may have been imported before, with other settings."""
-    os.environ["RAY_AUTH_MODE"] = _SETTINGS["RAY_AUTH_MODE"]
+    """Join the cluster; the token stays out of the environment of what this process starts."""
+    settings = {"RAY_AUTH_MODE": _SETTINGS["RAY_AUTH_MODE"], "RAY_AUTH_TOKEN": _token()}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        _init(address)
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _init(address: str) -> None:
+    """Initialize Ray, which may have been imported before with other settings."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     import ray
     from ray._private import ray_constants, worker

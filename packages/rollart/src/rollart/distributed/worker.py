@@ -26,7 +26,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Layout(msgspec.Struct, frozen=True):
     """A worker's place in its backend's parallel layout.
 
-    Workers of one `dp_rank` are given the same share of a batch; the results are those of the workers that `collects`.
+    Workers of one `dp_rank` are given the same share of a batch; results are taken from those with `collects`.
     """
 
     dp_rank: int
