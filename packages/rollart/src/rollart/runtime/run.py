@@ -24,6 +24,9 @@ from rollart.runtime.folder import RunFolder
 from rollart.runtime.parts import Parts
 from rollart.runtime.setting import Setting
 
+# A resource's spans in one iteration: every turn of a small task, and some tens of megabytes a run at most.
+_TRACED_SPANS = 2000
+
 
 class Run:
     """Runs a configuration. `state` is that of the checkpoint to go on from, or None."""
@@ -48,7 +51,7 @@ class Run:
         self._began = self._clock() - (state.elapsed_s if state else 0.0)
         self._saved_step = self.step
         self._serving = asyncio.Event()
-        self._trace = Trace(folder.path / "trace.json", self._clock)
+        self._trace = Trace(folder.path / "trace.json", self._clock, limit=_TRACED_SPANS)
         self._metrics = MetricsWriter(folder.path, resume_step=self.step if state else None)
         served = state.trainer_version if state else 0
         self._control = Control(config, setting, parts, self._trace, state.buffer if state else None, served)

@@ -1,0 +1,70 @@
+"""The command line: help, refusals with a remedy, and which run is meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollart.cli.main import main
+from rollart.config import load_config
+from rollart.observe.runinfo import RunInfo, write_run
+from rollart.runtime.folder import RunFolder
+
+
+def prepared(tmp_path: Path, status: str) -> list[str]:
+    """A run folder that holds a run; returns the words that name it."""
+    tmp_path.mkdir(exist_ok=True)
+    path = tmp_path / "c.yaml"
+    path.write_text(f"run: {{name: a, folder: {tmp_path / 'runs'}, iterations: 5}}\n")
+    config = load_config(path)
+    folder = RunFolder.of(config)
+    folder.create(config)
+    write_run(folder.path, RunInfo(name="a", status=status, iterations=5))  # type: ignore[arg-type]
+    folder.close()
+    return ["train", str(path)]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["report", "--help"], ["doctor", "--help"]])
+def test_every_command_explains_itself(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 0
+    assert "usage: rollart" in capsys.readouterr().out
+
+
+def test_a_wrong_key_is_one_line_with_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*prepared(tmp_path, "running"), "train.lrr=3"]) == 2
+    assert capsys.readouterr().err == "rollart: train.lrr = 3: unknown key; did you mean train.lr?\n"
+
+
+def test_an_override_may_follow_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*prepared(tmp_path, "running"), "--dry-run", "run.seed=9"]) == 0
+    assert "seed 9" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*prepared(tmp_path / "b", "running"), "--dry-rum"])
+
+
+def test_an_existing_run_is_refused_with_the_three_ways_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(prepared(tmp_path, "interrupted")) == 2
+    said = capsys.readouterr().err
+    assert all(way in said for way in ("--resume", "--overwrite", "run.name="))
+
+
+def test_a_resume_without_a_checkpoint_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*prepared(tmp_path, "failed"), "--resume"]) == 2
+    assert "no checkpoint" in capsys.readouterr().err
+
+
+def test_continue_says_that_a_finished_run_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*prepared(tmp_path, "finished"), "--continue"]) == 0
+    said = capsys.readouterr().out
+    assert "is done" in said
+    assert "report.html" in said
+
+
+def test_a_report_of_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path / "nothing")]) == 2
+    assert "holds no run" in capsys.readouterr().err

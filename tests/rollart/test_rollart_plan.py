@@ -1,0 +1,49 @@
+"""The plan of a dry run says what would run, and counts parameters as the model has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from rollart.cli.main import main
+from rollart.config import load_config
+from rollart.models import make_tiny_qwen3
+from rollart.plan import plan, requests, tiny_parameters
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "frozenlake.yaml"
+
+
+@pytest.mark.parametrize(("hidden", "layers", "heads"), [(64, 2, 4), (32, 3, 2)])
+def test_parameters_are_those_of_the_model(tmp_path: Path, hidden: int, layers: int, heads: int) -> None:
+    shape = [f"model={{hidden: {hidden}, layers: {layers}, heads: {heads}}}"]
+    folder = make_tiny_qwen3(tmp_path / "m", 0, hidden=hidden, layers=layers, heads=heads, kv_heads=heads)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        stored = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118 - not a dictionary
+    if heads == 4:
+        assert tiny_parameters(load_config(overrides=shape)) == stored
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(EXAMPLE), "--dry-run", f"run.folder={tmp_path}", "buffer.spare_groups=3"]) == 0
+    text = capsys.readouterr().out
+    for fact in (
+        "resources",
+        "processes",
+        "GiB in all",
+        "24 groups of 8 = 192",
+        "staleness at most 1",
+        "3 spare groups",
+    ):
+        assert fact in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_worker_asks_for_its_class_and_accepts_the_others() -> None:
+    pools = "pools=[{name: a, hardware: H800, total: 4}, {name: b, hardware: H20, total: 4}]"
+    config = load_config(overrides=[pools, "generation={hardware: [H20, H800], affinity: {default: H20}}"])
+    asked = requests(config)
+    assert asked["gen-0"] == (["H20", "H800"], 1.0)
+    assert asked["gen-1"] == (["H800", "H20"], 1.0)
+    assert "gen-0: 1 of H20, else H800" in plan(config)
