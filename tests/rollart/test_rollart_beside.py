@@ -9,9 +9,9 @@ import pytest
 from rollart.runtime.beside import beside, unless
 
 
-async def forever(log: list[str]) -> None:
+async def forever(log: list[str]) -> int:
     try:
-        await asyncio.get_running_loop().create_future()
+        return await asyncio.get_running_loop().create_future()
     finally:
         log.append("ended")
 
