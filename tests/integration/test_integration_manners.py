@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from rollart.observe.metrics import read_metrics
 from rollart.observe.runinfo import read_run
 
