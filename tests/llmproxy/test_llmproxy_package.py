@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import llmproxy
+from llmproxy import Partial, Span
 
 PACKAGE = Path(llmproxy.__file__).parent
 README = PACKAGE.parents[1] / "README.md"
@@ -36,6 +38,28 @@ def test_every_error_says_when_it_is_raised() -> None:
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name != "LLMProxyError":
             assert (ast.get_docstring(node) or "").startswith("Raised "), node.name
+
+
+PARTIAL = Partial([4], [-0.5], [Span(0, 0, 1)], 3)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        llmproxy.InvalidRequest("max_tokens", "is 0", "at least 1"),
+        llmproxy.DuplicateRequest("trajectory_id", "'t' is in flight", "one at a time"),
+        llmproxy.WorkerLost("w", "died", PARTIAL),
+        llmproxy.RetriesExhausted("r", 3, llmproxy.WorkerLost("w", "died")),
+        llmproxy.Interrupted("r", PARTIAL),
+        llmproxy.UpdateFailed(3, [llmproxy.Ack("w", 3, error="no")]),
+        llmproxy.Aborted("r"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_survive_pickling(error: llmproxy.LLMProxyError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error) and str(copy) == str(error)
+    assert getattr(copy, "partial", None) == getattr(error, "partial", None)
 
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL))

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from llmproxy import (
     Aborted,
@@ -274,7 +275,7 @@ async def test_an_interrupted_generation_resumes_under_other_weights(
     assert await nothing_runs(worker)
 
     await update(proxy, proxy.stats().version + 1)
-    result = await proxy.generate(msgspec.structs.replace(request, resume=partial))
+    result = await proxy.generate(replace(request, resume=partial))
     assert len(result.token_ids) == 150 and result.token_ids[: len(partial.token_ids)] == partial.token_ids
     assert len(result.spans) == 2 and result.spans[0].end == len(partial.token_ids)
     assert close_to(result.logprobs, fleet.reference(prompt, result.token_ids, result.spans))
@@ -333,6 +334,10 @@ async def test_a_failed_update_is_not_served(fleet: Fleet, proxy: LLMProxy, work
     [
         ("prompt_ids", GenerateRequest("t", [3, VOCABULARY], 5)),
         ("max_tokens", GenerateRequest("t", [3] * 500, 13)),
+        (
+            "allowed_token_ids",
+            GenerateRequest("t", [3], 5, sampling=Sampling(allowed_token_ids=(99,), logprobs="processed")),
+        ),
         ("sampling.logprobs", GenerateRequest("t", [3], 5, sampling=Sampling(allowed_token_ids=ACTIONS))),
         ("sampling.logprobs", GenerateRequest("t", [3], 5, sampling=Sampling(temperature=0.5))),
     ],

@@ -22,7 +22,7 @@ from uuid import uuid4
 from zlib import crc32
 
 from . import reaper
-from .checks import check_sampling
+from .checks import check_request
 from .errors import (
     Aborted,
     DuplicateRequest,
@@ -44,12 +44,16 @@ from .values import (
 )
 from .worker import Role, WeightLoader
 
-_ENVIRONMENT = {
+_ENVIRONMENT = {  # what the engine's process inherits unless it is set otherwise
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked engine could not be told from its owner
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU: the engine in one child process instead of two
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # on CPU: OMP_NUM_THREADS counts, and engines may share cores
     "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
     "SPT_NOENV": "1",  # process titles must not overwrite the environment, where the reaper's mark is
+}
+_EAGER_ENVIRONMENT = {
+    "TORCH_COMPILE_DISABLE": "1",  # else the first request waits seconds for the sampler to compile a few additions
 }
 _DEFAULTS = {
     "skip_tokenizer_init": True,
@@ -99,18 +103,28 @@ class VLLMWorker:
         self._interrupting: set[str] = set()
         self._params: dict[tuple[Sampling, int], Any] = {}
         self._vocabulary = 0
-        self.context_limit = 0
+        self._context_limit = 0
+
+    @property
+    def context_limit(self) -> int:
+        if not self._context_limit:
+            raise WrongState(f"worker {self.id} has not been started; await start() first")
+        return self._context_limit
 
     async def start(self) -> None:
         """Import vLLM and start the engine: tens of seconds."""
         if self._vllm is not None:
             raise WrongState(f"worker {self.id} was started before")
         self._engine = await asyncio.to_thread(self._make_engine)
-        self.context_limit = self._engine.model_config.max_model_len
+        self._context_limit = self._engine.model_config.max_model_len
         self._vocabulary = self._engine.model_config.get_vocab_size()
-        # The answer is kept by the engine's client: from here on add_request registers before it first waits.
-        await self._engine.get_supported_tasks()
-        await self._loader.start(self._engine)
+        try:
+            # The answer is kept by the engine's client: from here on add_request registers before it first waits.
+            await self._engine.get_supported_tasks()
+            await self._loader.start(self._engine)
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """End the engine. Running generations raise WorkerLost with what they have."""
@@ -120,8 +134,10 @@ class VLLMWorker:
         for collector in self._collectors.values():
             if collector is not None:
                 collector.put(self._vllm.EngineDeadError())
-        await self._loader.close()
-        await asyncio.to_thread(self._end_engine, engine)
+        try:
+            await self._loader.close()
+        finally:
+            await asyncio.to_thread(self._end_engine, engine)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
         engine, id = self._alive(), request.request_id
@@ -141,6 +157,8 @@ class VLLMWorker:
             output = self._vllm.salvage(engine, collector) if collector is not None else None
             partial = self._whole(request, output)[0] if output is not None else None
             raise WorkerLost(self.id, "its engine died", partial) from error
+        except self._vllm.VLLMValidationError as error:
+            raise InvalidRequest(error.parameter or "request", str(error), "what the engine takes") from error
         finally:
             del self._collectors[id]
             interrupted = id in self._interrupting
@@ -201,11 +219,10 @@ class VLLMWorker:
     # The engine's process.
 
     def _make_engine(self) -> Any:
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
         self._vllm = importlib.import_module("llmproxy.vllm_engine")
-        with _starting:
-            mark = os.environ[reaper.MARK] = uuid4().hex
+        wanted = _ENVIRONMENT | (_EAGER_ENVIRONMENT if self._engine_args.get("enforce_eager") else {})
+        mark = uuid4().hex
+        with _starting, _environment(wanted, mark):
             self._reaper = reaper.start(mark)
             try:
                 return self._vllm.make(self._engine_args)
@@ -236,20 +253,16 @@ class VLLMWorker:
     # Requests and answers.
 
     def _check(self, request: GenerateRequest) -> None:
-        if request.tokens > self.context_limit:
-            raise InvalidRequest(
-                "max_tokens", f"asks for a context of {request.tokens}", f"such that it fits in {self.context_limit}"
-            )
-        highest = max(request.prompt_ids, default=-1)
-        if not 0 <= highest < self._vocabulary:  # an id beyond it would end the engine, not the request
-            raise InvalidRequest("prompt_ids", f"has {highest} as its highest id", f"ids below {self._vocabulary}")
+        check_request(request, self._context_limit)
+        highest = max(request.context)
+        if highest >= self._vocabulary:  # such an id would end the engine, not only the request
+            raise InvalidRequest("prompt_ids", f"contains {highest}", f"ids below {self._vocabulary}")
 
     def _sampling_params(self, request: GenerateRequest) -> Any:
         sampling, budget = request.sampling, request.budget
         params = self._params.get((sampling, budget))
         if params is not None:
             return params
-        check_sampling(sampling)
         mode = self._engine_args["logprobs_mode"]
         if sampling.modifies and mode != "processed_logprobs":
             raise InvalidRequest(
@@ -283,6 +296,22 @@ class VLLMWorker:
 
     def _version(self, text: str) -> int:
         return self._initial if text == "default" else int(text)
+
+
+@contextmanager
+def _environment(wanted: dict[str, str], mark: str) -> Iterator[None]:
+    """For processes started meanwhile. Afterwards all is as before: what starts later is not the engine's."""
+    inherited = {name: os.environ.get(name, value) for name, value in wanted.items()} | {reaper.MARK: mark}
+    before = {name: os.environ.get(name) for name in inherited}
+    os.environ.update(inherited)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _merge(given: dict[str, Any], loader: dict[str, Any], worker_id: str) -> dict[str, Any]:
