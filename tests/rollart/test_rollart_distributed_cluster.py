@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rollart.distributed import (
     WorkerDied,
     hw_mapping,
     register,
+    register_serverless,
 )
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
@@ -314,6 +316,49 @@ async def test_failed_setup_leaves_nothing(session: RaySession, tmp_path: Path, 
     assert resources.held == [] and cluster.members == ()
     with pytest.raises(NotRunning, match="await its start"):
         cluster.pid()
+
+
+class Judge(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        body = b'{"reward": %d}' % length
+        self.rfile.read(length)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def judge() -> Iterator[str]:
+    """The URL of a function that rewards by the length of what it is given."""
+    with HTTPServer(("127.0.0.1", 0), Judge) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+async def test_a_serverless_attribute_calls_its_function(session: RaySession, judge: str) -> None:
+    class Reward(Worker):
+        @register_serverless(attr="reward_proxy", url=judge)
+        def compute_rewards(self, trajectory: list[int]) -> Any:
+            return self.reward_proxy(trajectory)  # type: ignore[attr-defined]
+
+    async with Cluster(Reward) as cluster:
+        rewards = await asyncio.gather(*(cluster.compute_rewards([1] * n) for n in (1, 2, 3)))
+    assert rewards == [3.0, 5.0, 7.0]
+
+
+async def test_ray_options_place_each_worker(session: RaySession) -> None:
+    """`place` has the last word on what an actor asks for; too much is a start that times out, by name."""
+    options = ActorOptions(place=lambda info: {"num_cpus": 100 + info.rank}, start_timeout=2)
+    with pytest.raises(WorkerDied, match=r"gen-0.*longer than 2 s"):
+        await Cluster(Gen, options=options).start()
 
 
 class Gen(Worker):

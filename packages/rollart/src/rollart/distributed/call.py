@@ -54,7 +54,7 @@ class Call:
         return self._join(await together([part.wait() for part in self._parts]))
 
     def result(self, timeout: float | None = None) -> Any:
-        """Block until the result is there; not on a running event loop. Raises TimeoutError."""
+        """Block until the result is there; not on a running event loop. Nothing is repeated. Raises TimeoutError."""
         import ray
 
         parts = {part.reference: part for part in self._parts}

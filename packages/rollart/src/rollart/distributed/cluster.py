@@ -194,6 +194,8 @@ class Cluster:
             raise NotRunning(f"the cluster {self.role} is not running; await its start() before calling {name}")
         self._calls += 1
         plan = self._plan(marks, args)
+        for rank, _ in plan.calls:
+            self._members[rank].check()
         return Call([self._part(rank, name, own, marks.idempotent) for rank, own in plan.calls], plan.join)
 
     def _part(self, rank: int, name: str, args: Args, idempotent: bool) -> Part:

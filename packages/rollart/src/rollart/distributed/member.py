@@ -35,6 +35,8 @@ class ActorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of the workers' log files, `<name>.log`; without it, Ray's own files have their output."""
     restarts: int = 0
     """How often each worker is started anew, on the same resource, after its process has died."""
+    place: Callable[[WorkerInfo], Mapping[str, Any]] | None = None
+    """Further Ray options of a worker's actor, such as those of its binding's placement group."""
     start_timeout: float = 300.0
     stop_timeout: float = 5.0
 
@@ -86,10 +88,14 @@ class Member:
                 self._die("it was stopped")
             self.settled.set()
 
-    def submit(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the worker; the reference to the result. Raises WorkerDied when it is not up."""
+    def check(self) -> None:
+        """Raises WorkerDied when the worker is not up."""
         if self.death is not None:
             raise self.death.with_traceback(None)
+
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the worker; the reference to the result. Raises WorkerDied when it is not up."""
+        self.check()
         return self._handle.call.remote(method, *args, **kwargs)
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -137,12 +143,9 @@ class Member:
         from rollart.distributed.host import Host
 
         name = f"{self.info.name}.{self.restarts}" if self.restarts else self.info.name
-        actor = ray.remote(Host).options(
-            name=name,
-            num_cpus=self._options.cpus,
-            max_concurrency=_CONCURRENCY,
-            runtime_env={"env_vars": dict(self._options.env)},
-        )
+        place = self._options.place(self.info) if self._options.place else {}
+        common = {"name": name, "max_concurrency": _CONCURRENCY, "runtime_env": {"env_vars": dict(self._options.env)}}
+        actor = ray.remote(Host).options(**{"num_cpus": self._options.cpus, **place, **common})
         return actor.remote(self._worker_cls, self.info, self._init, str(self._log) if self._log else None)
 
     async def _supervise(self) -> None:
