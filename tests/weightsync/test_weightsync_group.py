@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.real
+# Two processes import torch: seconds on a quiet machine, minutes on a crowded one.
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
 RANK = """
 import asyncio, sys
