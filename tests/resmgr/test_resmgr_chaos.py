@@ -103,16 +103,22 @@ def assert_balanced(status: Status) -> None:
     assert {p.name: p.total - p.free for p in status.pools if p.free < p.total} == used
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_managers_and_store_agree_after_everything_went_wrong(tmp_path, seed):
-    dice = random.Random(seed)
+@pytest.fixture
+async def server(tmp_path) -> AsyncIterator[EmbeddedServer]:
     server = EmbeddedServer(tmp_path / "store")
     await server.ensure()
+    yield server
+    await server.stop()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_managers_and_store_agree_after_everything_went_wrong(tmp_path, server, seed):
+    dice = random.Random(seed)
     links = [Link(tmp_path / f"l{i}", server.socket_path) for i in range(3)]
     async with contextlib.AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(link.served()) for link in links]
         managers = [
-            await stack.enter_async_context(await ResourceManager.connect(url, ttl=TTL, io_timeout=0.3, patience=5))
+            await stack.enter_async_context(await ResourceManager.connect(url, ttl=TTL, io_timeout=1, patience=5))
             for url in urls
         ]
         for pool in POOLS:
@@ -128,9 +134,11 @@ async def test_managers_and_store_agree_after_everything_went_wrong(tmp_path, se
             beats = rm.stats().beats
             while rm.stats().beats < beats + 3 or rm.stats().rebinding:
                 await rm.status()
-        status = await managers[0].status()
-        assert_balanced(status)
-        held = {b.id: b.token for rm in managers for b in rm.bindings.values()}
-        assert {b.id: b.token for b in status.bindings} == held
-        assert status.waiting == ()
-    await server.stop()
+        for _ in range(100):  # a machine that stalls for a TTL costs leases even now: then they agree a little later
+            status = await managers[0].status()
+            assert_balanced(status)
+            held = {b.id: b.token for rm in managers for b in rm.bindings.values()}
+            agree = {b.id: b.token for b in status.bindings} == held and not status.waiting
+            if agree:
+                break
+        assert agree, (status, held)

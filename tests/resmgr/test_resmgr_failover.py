@@ -33,7 +33,7 @@ async def test_a_dead_manager_loses_its_lease_and_its_amounts_return_once(place)
     begun = loop.time()
     lost = await event(alive, "lost", since)
     assert (lost.binding, lost.token, lost.reason) == (binding.id, binding.token, "lease")
-    assert loop.time() - begun < 2 * 0.3 + 0.5  # the slack is for a busy machine, not for the lease
+    assert loop.time() - begun < 2 * 0.3 + 3  # the slack is for a busy machine, not for the lease
     await alive.bind(Request("y", prefer=["H800"], amount=8), timeout=0)
     status = await alive.status()
     assert [(p.free, p.total) for p in status.pools] == [(0, 8)]
@@ -159,6 +159,21 @@ async def test_a_binding_that_is_being_granted_again_can_be_released(place):
     assert (rm.stats().rebinding, set(rm.bindings)) == (0, {kept.id})
     await rm.release(kept)
     await rm.bind(Request("x", prefer=["H800"], amount=4), timeout=5)
+
+
+async def test_a_binding_lost_while_its_release_fails_is_gone(place):
+    rm = await place.connect(patience=0.2, io_timeout=1)
+    await rm.register(Pool("a", hardware="H800", total=8))
+    binding = await rm.bind(Request("x", prefer=["H800"], amount=4), timeout=0)
+    await place.client.client_pause(2500)
+    releasing = asyncio.create_task(rm.release(binding))
+    with pytest.raises(StoreUnavailable):
+        await releasing
+    assert rm.bindings == {binding.id: binding}
+    await place.expire(binding.owner)
+    while rm.stats().sessions == 1 or rm.stats().rebinding:
+        await rm.status()
+    assert {b.id: b.token for b in (await rm.status()).bindings} == {b.id: b.token for b in rm.bindings.values()}
 
 
 async def own_server(directory: Path) -> EmbeddedServer:

@@ -24,8 +24,14 @@ async def test_nothing_listens(tmp_path):
         await ResourceManager.connect(f"unix://{tmp_path}/none.sock")
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
-async def test_something_else_listens(answer):
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", NotAStore, "check host and port"),
+        (b"", StoreUnavailable, "is it a Redis"),
+    ],
+)
+async def test_something_else_listens(answer, error, message):
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)
         writer.write(answer)
@@ -35,8 +41,8 @@ async def test_something_else_listens(answer):
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    with pytest.raises(NotAStore, match="check host and port"):
-        await ResourceManager.connect(f"redis://127.0.0.1:{port}", io_timeout=0.3)
+    with pytest.raises(error, match=message):
+        await ResourceManager.connect(f"redis://127.0.0.1:{port}", io_timeout=1)
     server.close()
     await server.wait_closed()
 

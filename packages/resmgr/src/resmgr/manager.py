@@ -36,6 +36,7 @@ class _Held(msgspec.Struct):
     binding: Binding
     request: Request
     on_rebind: OnRebind | None
+    leaving: bool = False
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -177,22 +178,35 @@ class ResourceManager:
     async def release(self, binding: Binding) -> None:
         """Gives a binding up; one that is being granted again after a loss is asked for no longer."""
         self._check_open()
-        held = self._held.pop(binding.id, None)
-        rebinding = self._rebinding.get(binding.id)
+        held = self._held.get(binding.id)
+        if held is not None and held.binding.token == binding.token:
+            await self._release_own(held)
+        else:
+            await self._release(binding)
+
+    async def _release_own(self, held: _Held) -> None:
+        key = held.binding.id
+        rebinding = self._rebinding.get(key)
         if rebinding is not None:
             rebinding.cancel()
             await asyncio.wait([rebinding])
-            self._rebinding.pop(binding.id, None)  # it may have been cancelled before its first step
+            self._rebinding.pop(key, None)  # it may have been cancelled before its first step
+            self._held.pop(key, None)
             return
+        held.leaving = True
         try:
-            answer, repeated = await self._store.call_counted("release", binding.id, str(binding.token), "0")
-        except BaseException:
-            if held is not None:
-                self._held[binding.id] = held
+            await self._release(held.binding)
+        except StaleBinding:
+            self._held.pop(key, None)
             raise
+        except BaseException:
+            held.leaving = False  # unless it was lost meanwhile, it is still ours
+            raise
+        self._held.pop(key, None)
+
+    async def _release(self, binding: Binding) -> None:
+        answer, repeated = await self._store.call_counted("release", binding.id, str(binding.token), "0")
         if answer[0] == b"stale" and not repeated:
-            if held is not None and held.binding.token != binding.token:
-                self._held[binding.id] = held
             raise stale(binding, answer)
 
     async def reconfigure(self, binding: Binding, amount: float, timeout: float | None = None) -> Binding:
@@ -337,6 +351,9 @@ class ResourceManager:
                 self._ask_again(held)
 
     def _ask_again(self, held: _Held) -> None:
+        if held.leaving:  # its owner is giving it up: so it has
+            self._held.pop(held.binding.id, None)
+            return
         log.warning("binding %s (%s on %s) was lost", held.binding.id, held.binding.role, held.binding.hardware)
         lost = StaleBinding(f"binding {held.binding.id} was lost while it waited to grow")
         self._waiting.end(held.binding.id + "+", lost)

@@ -85,7 +85,11 @@ class Store:
             info = await self._limited(self._redis.info("server"))
         except (AuthenticationError, NoPermissionError) as error:
             raise StoreUnavailable(f"{self.url} refuses us ({error}); put user and password in the URL") from error
-        except (InvalidResponse, ResponseError, redis.TimeoutError, TimeoutError) as error:
+        except (redis.TimeoutError, TimeoutError) as error:
+            raise StoreUnavailable(
+                f"{self.url} did not answer within {self._io_timeout} s; is it a Redis, and not stalled?"
+            ) from error
+        except (InvalidResponse, ResponseError) as error:
             raise NotAStore(
                 f"what answers at {self.url} does not speak Redis ({error}); check host and port"
             ) from error
