@@ -28,6 +28,8 @@ from rollart.runtime.setting import Setting
 from rollart.runtime.store import weight_store
 
 MIB = 1 << 20
+# Heartbeats run on the driver's loop, which imports of large libraries hold up for seconds.
+_LEASE_S = 30.0
 
 
 @asynccontextmanager
@@ -37,7 +39,7 @@ async def launch(
     """The parts of a run, up and connected. `tell` hears what is being waited for."""
     async with AsyncExitStack() as stack:
         resources = await stack.enter_async_context(
-            await ResourceManager.connect(f"embedded:{folder.path / 'metadata'}")
+            await ResourceManager.connect(f"embedded:{folder.path / 'metadata'}", ttl=_LEASE_S)
         )
         for pool in config.pools:
             await resources.register(Pool(pool.name, pool.hardware, pool.total))
