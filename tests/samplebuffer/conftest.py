@@ -23,7 +23,7 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
 def ray_cluster() -> Iterator[None]:
     import ray
 
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "100")  # a busy machine needs longer than the default
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "250")  # a busy machine needs longer than the default
     ray.init(
         address="local",
         num_cpus=2,

@@ -35,7 +35,7 @@ async def ledger(buf: Any) -> Any:
     return (await done(buf.stats())).ledger
 
 
-@pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.real)])
+@pytest.fixture(params=["process", pytest.param("ray", marks=[pytest.mark.real, pytest.mark.timeout(400)])])
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     if request.param == "process":
         yield lambda keys=KEYS, **sizes: SampleBuffer(keys, **sizes)

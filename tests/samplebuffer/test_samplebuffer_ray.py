@@ -14,7 +14,7 @@ from samplebuffer.errors import BufferLost
 from samplebuffer.ray import RayBuffer, RayTicket, client, wire
 from samplebuffer.ray.link import Link
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.usefixtures("ray_cluster")]
 
 
 class Rollouts:
