@@ -46,6 +46,8 @@ class GenerationHost(Worker):
     def __init__(self, make: Callable[[WorkerInfo], Awaitable[HostedEngine]]) -> None:
         self._make = make
 
+        self._client = 0
+
     async def setup(self) -> None:
         self._engine = await self._make(self.info)
         self._exchange = Exchange(self._engine)
@@ -54,17 +56,24 @@ class GenerationHost(Worker):
         self._exchange.close()
         await self._engine.close()
 
-    async def connect(self) -> Description:
-        """Begin with a new client; what the last one still waits for is cancelled."""
-        self._exchange.close()
-        self._exchange = Exchange(self._engine)
+    async def describe(self) -> Description:
         return Description(self._engine.role, self._engine.version, self._engine.context_limit)
 
-    async def submit(self, batch: bytes) -> None:
-        self._exchange.submit(decode_commands(batch))
+    async def connect(self) -> int:
+        """Begin with a new client, whose number this is. What the last one still waits for is cancelled."""
+        self._exchange.close()
+        self._exchange = Exchange(self._engine)
+        self._client += 1
+        return self._client
 
-    async def collect(self) -> bytes:
-        return encode(await self._exchange.collect())
+    async def submit(self, client: int, batch: bytes) -> None:
+        if client == self._client:
+            self._exchange.submit(decode_commands(batch))
+
+    async def collect(self, client: int) -> bytes:
+        """Answers; nothing when there is a newer client."""
+        answers = await self._exchange.collect() if client == self._client else []
+        return encode(answers) if answers else b""
 
     async def control(self, method: str, *args: Any) -> Any:
         """Any other method of the engine."""
@@ -79,6 +88,7 @@ class Exchange:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._answers: list[Answer] = []
         self._some = asyncio.Event()
+        self._closed = False
 
     def submit(self, commands: list[Command]) -> None:
         """Begin what the commands say, in their order."""
@@ -93,11 +103,13 @@ class Exchange:
         await self._some.wait()
         if self._tasks:
             await asyncio.sleep(LINGER)
-        self._some.clear()
         answers, self._answers = self._answers, []
+        if not self._closed:
+            self._some.clear()
         return answers
 
     def close(self) -> None:
+        self._closed = True
         for task in self._tasks.values():
             task.cancel()
         self._some.set()
@@ -110,8 +122,9 @@ class Exchange:
             answer = Failed(command.slot, failure.line, failure.trace, failure.pickled)
         finally:
             del self._tasks[command.slot]
-        self._answers.append(answer)
-        self._some.set()
+        if not self._closed:
+            self._answers.append(answer)
+            self._some.set()
 
     async def _answer(self, command: Generate | Tell) -> Answer:
         if isinstance(command, Tell):

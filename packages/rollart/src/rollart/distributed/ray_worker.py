@@ -52,6 +52,10 @@ class ExchangeStats(msgspec.Struct):
     in_flight: int = 0
 
 
+class _TakenOver(Exception):
+    """Raised when another client exchanges with the process."""
+
+
 class RayWorker:
     """The llmproxy worker that a cluster's member hosts. `start` it after the cluster, `close` it before."""
 
@@ -90,7 +94,7 @@ class RayWorker:
         return msgspec.structs.replace(self._stats, in_flight=len(self._waiting))
 
     async def start(self) -> None:
-        self._described = await self._call("connect")
+        self._described = await self._call("describe")
         self._version = self._described.version
         self._runner = asyncio.create_task(self._run(), name=f"exchange with {self.id}")
 
@@ -162,16 +166,19 @@ class RayWorker:
         try:
             while self._member.death is None:
                 try:
+                    client = await self._member.call("connect")
                     async with asyncio.TaskGroup() as exchange:
-                        exchange.create_task(self._send())
-                        exchange.create_task(self._receive())
+                        exchange.create_task(self._send(client))
+                        exchange.create_task(self._receive(client))
                 except* WorkerDied as died:
                     self._lose(str(died.exceptions[0]))
                 await self._member.settled.wait()
+        except* _TakenOver:
+            pass
         finally:
             self._lose("its exchange has ended")
 
-    async def _send(self) -> None:
+    async def _send(self, client: int) -> None:
         """Takes what was posted; waits for a first command, and for the last batch to arrive."""
         while True:
             await self._some.wait()
@@ -181,18 +188,19 @@ class RayWorker:
             batch, self._posted = self._posted, []
             self._stats.commands += len(batch)
             self._stats.sent += 1
-            await self._member.call("submit", encode(batch))
+            await self._member.call("submit", client, encode(batch))
 
-    async def _receive(self) -> None:
+    async def _receive(self, client: int) -> None:
         """Takes the answers; waits for a first one."""
-        while True:
-            batch = decode_answers(await self._member.call("collect"))
+        while data := await self._member.call("collect", client):
+            batch = decode_answers(data)
             self._stats.answers += len(batch)
             self._stats.received += 1
             for answer in batch:
                 waiting = self._waiting.get(answer.slot)
                 if waiting is not None and not waiting.done():
                     self._resolve(waiting, answer)
+        raise _TakenOver
 
     def _resolve(self, waiting: asyncio.Future[Any], answer: Answer) -> None:
         match answer:
