@@ -17,7 +17,6 @@ from rollart.pipeline.modes import MODES
 from rollart.pipeline.ports import Push, Trained
 from rollart.pipeline.weights import WeightPath
 
-
 WORLDS: list[World] = []
 
 
