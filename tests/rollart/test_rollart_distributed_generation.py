@@ -45,6 +45,8 @@ class Scripted:
             except asyncio.CancelledError:
                 self.log.append(f"cancelled {request.request_id}")
                 raise
+            if how == "cancel":
+                raise asyncio.CancelledError
             if how == "abort":
                 raise Aborted(request.request_id)
             return Partial(tokens, [-1.0], [Span(3, 0, 1)], request.max_tokens - 1)
@@ -55,6 +57,9 @@ class Scripted:
 
     async def interrupt(self, request_id: str) -> None:
         self.running[request_id].set_result("interrupt")
+
+    async def fail(self, request_id: str) -> None:
+        self.running[request_id].set_result("cancel")
 
     async def pause(self) -> None:
         self.log.append("pause")
@@ -162,6 +167,13 @@ async def test_cancelling_frees_the_engine(worker: RayWorker, cluster: Cluster) 
     await worker.abort("c2")
     with pytest.raises(Aborted):
         await second
+
+
+async def test_a_request_that_the_engine_cancels_is_lost(worker: RayWorker, cluster: Cluster) -> None:
+    (task,) = await under_way(worker, "r")
+    await cluster.members[0].call("control", "fail", "r")
+    with pytest.raises(WorkerLost, match="its engine cancelled"):
+        await task
 
 
 async def test_a_new_client_gets_no_answers_of_the_last(worker: RayWorker, cluster: Cluster) -> None:

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from llmproxy.errors import WorkerLost
 from llmproxy.values import Partial
 from llmproxy.worker import Worker as Engine
 from rollart.distributed.carry import carried
@@ -45,7 +46,6 @@ class GenerationHost(Worker):
 
     def __init__(self, make: Callable[[WorkerInfo], Awaitable[HostedEngine]]) -> None:
         self._make = make
-
         self._client = 0
 
     async def setup(self) -> None:
@@ -117,9 +117,12 @@ class Exchange:
     async def _serve(self, command: Generate | Tell) -> None:
         try:
             answer = await self._answer(command)
+        except asyncio.CancelledError:
+            if self._tasks[command.slot].cancelling():
+                raise
+            answer = _failed(command.slot, WorkerLost(self._engine.id, "its engine cancelled the request"))
         except Exception as error:
-            failure = carried(error)
-            answer = Failed(command.slot, failure.line, failure.trace, failure.pickled)
+            answer = _failed(command.slot, error)
         finally:
             del self._tasks[command.slot]
         if not self._closed:
@@ -132,6 +135,11 @@ class Exchange:
             return Told(command.slot)
         ended = await self._engine.generate(command.request)
         return Stopped(command.slot, ended) if isinstance(ended, Partial) else Done(command.slot, ended)
+
+
+def _failed(slot: int, error: Exception) -> Failed:
+    failure = carried(error)
+    return Failed(slot, failure.line, failure.trace, failure.pickled)
 
 
 def engine_environment() -> dict[str, str]:
