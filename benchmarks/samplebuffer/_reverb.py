@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import reverb  # type: ignore[import-not-found]
-from _window import Window  # type: ignore[import-not-found]  # beside this script
+from _window import Window
 
 
 def produce(port: int, jobs: Any) -> None:

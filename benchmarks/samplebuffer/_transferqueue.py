@@ -15,7 +15,7 @@ from typing import Any
 import ray
 import torch
 import transfer_queue as tq  # type: ignore[import-not-found]
-from _window import Window  # type: ignore[import-not-found]  # beside this script
+from _window import Window
 from omegaconf import OmegaConf  # type: ignore[import-not-found]
 from tensordict import TensorDict  # type: ignore[import-not-found]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _results import Row, write  # type: ignore[import-not-found]  # beside this script
+from _results import Row, write
 
 from samplebuffer import Closed, SampleBuffer, Ticket
 

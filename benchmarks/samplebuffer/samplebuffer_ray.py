@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _results import Row, write  # type: ignore[import-not-found]  # beside this script
+from _results import Row, write
 
 HERE = Path(__file__).resolve().parent
 PEERS = Path(tempfile.gettempdir()) / "samplebuffer-peers"
