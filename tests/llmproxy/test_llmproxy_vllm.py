@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import signal
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterator
 from math import exp
@@ -23,7 +25,6 @@ from llmproxy import (
     GenerateResult,
     InvalidRequest,
     LLMProxy,
-    Partial,
     Sampling,
     Span,
     UpdateFailed,
@@ -34,7 +35,7 @@ from llmproxy.vllm import VLLMWorker
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.asyncio(loop_scope="module"),
     # vLLM's own sockets and contexts, closed when they are collected.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -164,6 +165,9 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
     yield fleet
     for worker in fleet.workers:
         await worker.close()
+    fleet.workers.clear()
+    with warnings.catch_warnings(action="ignore"):  # what vLLM leaves open is closed here, not while pytest ends
+        gc.collect()
 
 
 @pytest.fixture
@@ -197,7 +201,7 @@ async def update(proxy: LLMProxy, version: int) -> None:
 async def in_flight(
     proxy: LLMProxy, requests: list[GenerateRequest], tokens: int = 20
 ) -> list[asyncio.Task[GenerateResult]]:
-    """Start requests; when this returns, each has made about so many tokens or more."""
+    """Start requests; when this returns, each has made about so many tokens."""
     tasks = [asyncio.create_task(proxy.generate(request)) for request in requests]
     await proxy.generate(GenerateRequest("pace", [9, 9], tokens, sampling=FREE))
     return tasks
@@ -451,9 +455,9 @@ async def test_close_ends_the_engine_and_what_runs(proxy: LLMProxy, worker: VLLM
     running = asyncio.create_task(worker.generate(GenerateRequest("t", [3, 9], 400, sampling=FREE, request_id="r")))
     await proxy.generate(GenerateRequest("pace", [9, 9], 10, sampling=FREE))
     await worker.close()
-    with pytest.raises(WorkerLost) as caught:
+    with pytest.raises(WorkerLost, match="closed") as caught:
         await running
-    assert isinstance(caught.value.partial, Partial) and len(caught.value.partial.token_ids) >= 10
+    assert caught.value.partial is not None and caught.value.partial.token_ids
     process.join(10)
     assert process.exitcode is not None
     with pytest.raises(WorkerLost, match="closed"):

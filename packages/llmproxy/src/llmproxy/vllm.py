@@ -156,7 +156,8 @@ class VLLMWorker:
         except self._vllm.EngineDeadError as error:
             output = self._vllm.salvage(engine, collector) if collector is not None else None
             partial = self._whole(request, output)[0] if output is not None else None
-            raise WorkerLost(self.id, "its engine died", partial) from error
+            reason = "was closed" if self._engine is None else "its engine died"
+            raise WorkerLost(self.id, reason, partial) from error
         except self._vllm.VLLMValidationError as error:
             raise InvalidRequest(error.parameter or "request", str(error), "what the engine takes") from error
         finally:
