@@ -49,11 +49,11 @@ def _train(config: Config, folder: RunFolder, console: Console, *, resume: bool)
     with Dashboard(console) as dashboard:
         try:
             info = asyncio.run(train(config, folder, dashboard, resume=resume))
-        except RollArtError:
-            raise
         except Exception as error:
-            logging.getLogger("rollart").error("the run failed", exc_info=True)
-            dashboard.log(f"the run failed: {type(error).__name__}: {error}")
+            # The terminal gets the reason, the log file the traceback too.
+            logging.getLogger("rollart").info("the run failed", exc_info=True)
+            kind = "" if isinstance(error, RollArtError) else f"{type(error).__name__}: "
+            dashboard.log(f"the run failed: {kind}{error}")
             dashboard.log(f"logs: {folder.logs}   report so far: {folder.report}")
             return 1
     console.print(f"{info.status}; report: {folder.report}", soft_wrap=True)
