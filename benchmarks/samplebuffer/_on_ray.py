@@ -88,7 +88,6 @@ def queue(producer: Any, payload: int, producers: int, items: int, batch: int) -
 
 
 def main() -> None:
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "250")
     ray.init(
         address="local",
         num_cpus=2,

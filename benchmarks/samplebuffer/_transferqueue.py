@@ -67,7 +67,6 @@ def consume(counter: Any, partition: str, payload: int, items: int, batch: int) 
 
 
 def main() -> None:
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "250")
     logging.disable(logging.WARNING)
     ray.init(
         address="local",

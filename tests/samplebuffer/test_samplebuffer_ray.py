@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -124,6 +126,26 @@ async def test_a_consumer_cancelled_while_it_fetches_gives_the_batch_back(
     assert (await buf.ledger()).delivered == 2
 
 
+async def test_a_consumer_given_up_while_it_fetches_gets_no_batch_that_is_alive_again(
+    buf: RayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ticket in [await buf.next_ticket() for _ in range(4)]:
+        ticket.stamp(0)
+        await ticket.finish(ticket.id, 1.0)
+    fetch = client._values
+
+    async def slow(refs: list[Any]) -> list[Any]:
+        monkeypatch.setattr(client, "_values", fetch)
+        await buf.handle.leave.remote(buf._name)
+        return await fetch(refs)
+
+    monkeypatch.setattr(client, "_values", slow)
+    batches = [await buf.get_batch(), await buf.get_batch()]
+    assert sorted(sample.payload for batch in batches for sample in batch.samples) == [0, 1, 2, 3]
+    ledger = await buf.ledger()
+    assert (ledger.delivered, ledger.buffered, ledger.balanced) == (4, 0, True)
+
+
 async def test_a_client_given_up_though_alive_asks_again_and_learns_that_its_tickets_ended(buf: RayBuffer) -> None:
     tickets = [await buf.next_ticket() for _ in range(8)]
     reasons: asyncio.Queue[str] = asyncio.Queue()
@@ -140,6 +162,42 @@ async def test_a_client_given_up_though_alive_asks_again_and_learns_that_its_tic
         ticket.stamp(0)
         await ticket.finish("x", 1.0)
     assert len((await consumer).samples) == 2
+
+
+async def test_nothing_is_lost_or_doubled_while_clients_are_given_up_and_producers_cancelled() -> None:
+    buf = RayBuffer.create(range(1000), batch_groups=1, group_size=2, alpha=3, max_replacements=1000)
+    chance = random.Random(0)
+
+    async def produce() -> None:
+        with suppress(Closed):
+            while True:
+                ticket = await buf.next_ticket()
+                ticket.stamp(ticket.issued_version)
+                await asyncio.sleep(chance.random() * 0.01)
+                await (ticket.fail("chance") if chance.random() < 0.1 else ticket.finish(ticket.id, 1.0))
+
+    async def give_up() -> None:
+        while True:
+            await asyncio.sleep(chance.random() * 0.3)
+            await buf.handle.leave.remote(buf._name, "client lost")
+
+    producers = [asyncio.create_task(produce()) for _ in range(12)]
+    chaos = asyncio.create_task(give_up())
+    seen: set[int] = set()
+    for turn in range(30):
+        batch = await buf.get_batch()
+        assert all(sample.payload == sample.ticket_id and sample.ticket_id not in seen for sample in batch.samples)
+        seen |= {sample.ticket_id for sample in batch.samples}
+        producers[turn % 12].cancel()
+        await asyncio.gather(producers[turn % 12], return_exceptions=True)
+        producers[turn % 12] = asyncio.create_task(produce())
+    chaos.cancel()
+    await asyncio.gather(chaos, return_exceptions=True)
+    ledger = await buf.ledger()
+    assert ledger.balanced and ledger.delivered == len(seen) == 60
+    await buf.close()
+    await asyncio.gather(*producers)
+    await buf.leave()
 
 
 async def test_a_payload_that_can_not_be_sent_is_its_producers_error_alone(buf: RayBuffer) -> None:

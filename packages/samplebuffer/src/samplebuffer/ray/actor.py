@@ -82,6 +82,7 @@ class Client:
         self.asking: set[asyncio.Task[None]] = set()
         self.borrowing: dict[int, asyncio.Task[Any]] = {}
         self.loans: dict[int, Batch] = {}
+        self.pinned: set[int] = set()
         self.drained = 0
         self.events = wire.Events(joined, 0)
         self.news = asyncio.Event()
@@ -106,6 +107,7 @@ class Client:
         """What happened since the last call."""
         self.drained += 1
         events, self.events = self.events, wire.Events(self.joined, self.drained)
+        events.asking = len(self.asking)
         self.news.clear()
         return events
 
@@ -181,15 +183,17 @@ class BufferActor:
         except Closed as end:
             client.over(end)
             return
-        task = asyncio.get_running_loop().create_task(self._wait_for_ticket(client))
-        client.asking.add(task)
-        task.add_done_callback(client.asking.discard)
+        client.asking.add(asyncio.get_running_loop().create_task(self._wait_for_ticket(client)))
 
     async def _wait_for_ticket(self, client: Client) -> None:
         try:
-            client.granted(await self._buf.next_ticket())
+            ticket = await self._buf.next_ticket()
         except Closed as end:
             client.over(end)
+            return
+        finally:  # before the client is told: it is to know how many still wait
+            client.asking.discard(asyncio.current_task())
+        client.granted(ticket)
 
     async def events(self, name: str) -> bytes:
         """What happens for a client, as soon as something does, or after a third of the lease."""
@@ -204,7 +208,7 @@ class BufferActor:
     async def lend(
         self, name: str, loan: int, timeout: float | None, take: dict[str, Any]
     ) -> tuple[bytes, list[Any]] | Exception | None:
-        """A batch, which the client must confirm or give back by its number; or the error that it must raise.
+        """A batch, which the client must pin and confirm, or else give back; or the error that it must raise.
 
         None when the client was given up meanwhile, and must ask again.
         """
@@ -223,9 +227,18 @@ class BufferActor:
         references = References()
         return references.encode(batch), references.refs
 
+    async def pin(self, name: str, loan: int) -> bool:
+        """The batch arrived. Whether it is still this client's; if so, only this client can give it back now."""
+        client = self._client(name)
+        if loan in client.loans:
+            client.pinned.add(loan)
+        return loan in client.loans
+
     async def confirm(self, name: str, loan: int) -> None:
-        """The batch arrived."""
-        if (batch := self._client(name).loans.pop(loan, None)) is not None:
+        """The batch is with its consumer."""
+        client = self._client(name)
+        client.pinned.discard(loan)
+        if (batch := client.loans.pop(loan, None)) is not None:
             confirm(self._buf.core, batch)
 
     async def reclaim(self, name: str, loan: int, lost: list[int]) -> None:
@@ -234,6 +247,7 @@ class BufferActor:
         if (task := client.borrowing.get(loan)) is not None:
             task.cancel()
         elif (batch := client.loans.pop(loan, None)) is not None:
+            client.pinned.discard(loan)
             reclaim(self._buf.core, batch, lost)
 
     async def drop(self, lost: list[int]) -> None:
@@ -275,8 +289,11 @@ class BufferActor:
             ticket.fail(error) if error else ticket.cancel()
         core = self._buf.core
         lost = [s.ticket_id for g in core.groups.values() for s in g.done if error and s.payload.client == name]
-        for batch in client.loans.values():
-            reclaim(core, batch, lost)
+        for loan, batch in client.loans.items():
+            if loan in client.pinned:
+                confirm(core, batch)
+            else:
+                reclaim(core, batch, lost)
         drop(core, lost)
 
     def _client(self, name: str) -> Client:

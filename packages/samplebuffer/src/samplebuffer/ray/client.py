@@ -1,7 +1,7 @@
 """The buffer as a client process sees it: as `samplebuffer.SampleBuffer`, with awaitable answers.
 
-A batch is fetched while it is lent, and confirmed when all its payloads are here; it is given back when the caller is
-cancelled meanwhile, and without the members whose payloads died with their process
+A batch is fetched while it is lent, then pinned, so that it is nobody else's, and confirmed when it is returned. It
+is given back when the caller is cancelled before that, and without the members whose payloads died with their process
 (tests/samplebuffer/test_samplebuffer_ray.py).
 """
 
@@ -26,7 +26,7 @@ from samplebuffer.ray.link import Link
 from samplebuffer.ray.ticket import RayTicket
 from samplebuffer.state import Decodes, Encodes
 from samplebuffer.stats import Stats
-from samplebuffer.values import Batch, Group, Ledger
+from samplebuffer.values import Batch, Group, Ledger, Reason
 
 decode_batch = msgspec.msgpack.Decoder(Batch).decode
 
@@ -142,8 +142,8 @@ class RayBuffer:
         _ignore(self.link().send(wire.Withdraw(ticket_id)))
 
     def _happened(self, events: wire.Events) -> None:
-        if self._joined not in (None, events.joined):
-            self._rejoin()
+        if self._joined not in (None, events.joined):  # the actor had given this client up
+            self._end_tickets("failed")
         self._joined = events.joined
         for info in events.granted:
             self._asked -= 1
@@ -153,6 +153,9 @@ class RayBuffer:
                 ticket.end(ended.reason)
         if events.over is not None:
             self._end(events.over.to_error())
+        if self.link().idle:  # then the actor's count is right, also after it gave this client up
+            self._asked = events.asking
+        self._ask()
 
     def _grant(self, info: wire.TicketInfo) -> None:
         while self._waiters:
@@ -164,19 +167,14 @@ class RayBuffer:
                 return
         self._withdraw(info.id)
 
-    def _rejoin(self) -> None:
-        """The actor had given this client up: its tickets have ended, and it must ask again."""
-        tickets, self._tickets = self._tickets, {}
-        for ticket in tickets.values():
-            ticket.end("failed")
-        self._asked = 0
-        self._ask()
-
     def _lost(self, error: SampleBufferError) -> None:
         self._end(error)
+        self._end_tickets("closed")
+
+    def _end_tickets(self, reason: Reason) -> None:
         tickets, self._tickets = self._tickets, {}
         for ticket in tickets.values():
-            ticket.end("closed")
+            ticket.end(reason)
 
     def _end(self, error: SampleBufferError) -> None:
         self._over = error
@@ -210,10 +208,11 @@ class RayBuffer:
                 if isinstance(lent, Exception):
                     raise lent
                 batch, lost = await _fetch(*lent)
+                mine = not lost and await _answer(self.handle.pin.remote(self._name, loan))
             except asyncio.CancelledError:
                 self.handle.reclaim.remote(self._name, loan, [])
                 raise
-            if not lost:
+            if mine:
                 self.handle.confirm.remote(self._name, loan)
                 return batch
             await _answer(self.handle.reclaim.remote(self._name, loan, lost))

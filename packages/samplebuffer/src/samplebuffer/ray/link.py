@@ -57,6 +57,11 @@ class Link:
             answer.set_exception(self._broken)
         return answer
 
+    @property
+    def idle(self) -> bool:
+        """Whether every command was answered."""
+        return not self._queue and not self._under_way
+
     async def close(self) -> None:
         """End both loops."""
         for task in self._tasks:
@@ -90,6 +95,7 @@ class Link:
                 pending.remove(entry)
         message = wire.encode([command for command, _, _ in pending])
         reply = wire.decode_reply(await self._actor.exchange.remote(self._name, message, refs))
+        self._under_way = []
         self._hand_on(reply.events)
         for (_, _, waiter), answer in zip(pending, reply.answers, strict=True):
             if waiter.done():

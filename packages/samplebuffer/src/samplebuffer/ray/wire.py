@@ -87,11 +87,12 @@ class Events(msgspec.Struct, array_like=True):
     """What happened for one client: tickets granted, tickets ended, and the end of all tickets.
 
     Numbered, because two replies may overtake each other. A greater `joined` than before says that the actor had
-    given the client up, and knows none of its tickets.
+    given the client up, and knows none of its tickets. `asking` is how many asks wait for their turn.
     """
 
     joined: int
     number: int
+    asking: int = 0
     granted: list[TicketInfo] = []
     ended: list[Ended] = []
     over: Refusal | None = None
