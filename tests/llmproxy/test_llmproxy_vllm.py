@@ -6,7 +6,10 @@ import asyncio
 import gc
 import os
 import random
+import select
 import signal
+import subprocess
+import sys
 import warnings
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -462,3 +465,45 @@ async def test_close_ends_the_engine_and_what_runs(proxy: LLMProxy, worker: VLLM
     assert process.exitcode is not None
     with pytest.raises(WorkerLost, match="closed"):
         await worker.generate(GenerateRequest("t", [3, 9], 4, request_id="r"))
+
+
+OWNER = """
+import asyncio, os, signal, sys
+from llmproxy.vllm import VLLMWorker
+
+class NoWeights:
+    def engine_args(self): return {}
+    async def start(self, engine): pass
+    async def close(self): pass
+
+async def main():
+    arguments = dict(model=sys.argv[1], dtype="float32", max_model_len=64, enforce_eager=True, block_size=32,
+                     kv_cache_memory_bytes=16 << 20, distributed_executor_backend="uni")
+    worker = VLLMWorker(arguments, NoWeights(), "w", "cpu")
+    await worker.start()
+    (process,) = worker._engine.engine_core.resources.engine_manager.processes
+    print("PID", process.pid, flush=True)
+    sys.stdin.read()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_a_killed_owner_leaves_no_engine(fleet: Fleet, tmp_path: Path) -> None:
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), str(fleet.folders[0]), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    line = b""
+    while not line.startswith(b"PID"):
+        line = await owner.stdout.readline()
+        assert line, "the owner ended before its engine was up"
+    engine = os.pidfd_open(int(line.split()[1]))
+    owner.kill()
+    await owner.wait()
+    assert select.select([engine], [], [], 20)[0], "the engine outlived its owner"
+    os.close(engine)

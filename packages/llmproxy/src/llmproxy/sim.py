@@ -2,7 +2,7 @@
 
 Prefill is served one request at a time at `prefill_rate` tokens a second; all prefilled requests decode together,
 each at `min(decode_rate, decode_total / batch)`. Because every member advances equally, one counter of tokens per
-member orders the whole batch, and an event costs O(log n) however many tokens it spans.
+member orders the whole batch, and an event costs O(log batch) however many tokens lie before it.
 
 A token's id is the version that made it and its log-probability is minus its position, so that whoever holds a
 result can check spans and continuity (tests/llmproxy/test_llmproxy_sim.py). With a virtual-time loop no time passes.
@@ -86,6 +86,7 @@ class SimWorker:
         self._at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._cache: OrderedDict[str, int] = OrderedDict()
+        self._cached = 0
         self._paused = False
         self._dead = False
         self._incarnation = 0
@@ -133,7 +134,7 @@ class SimWorker:
             if not self.keep:
                 self._hand_back(job)
         # Caches are dropped: what is kept must be prefilled again, in order of arrival.
-        self._cache.clear()
+        self._forget()
         self._prefilling.clear()
         self._decoding.clear()
         for job in self._jobs.values():
@@ -180,7 +181,7 @@ class SimWorker:
             self._settle(job)
             partial = self._partial(job) if self.tells_partial else None
             self._drop(job, WorkerLost(self.id, reason, partial))
-        self._cache.clear()
+        self._forget()
         self._schedule()
 
     def rejoin(self, version: int = 0) -> None:
@@ -203,7 +204,9 @@ class SimWorker:
 
     def _enqueue(self, job: _Job) -> None:
         held = len(job.request.context) + job.made
-        job.cached = min(self._cache.pop(job.request.trajectory_id, 0), held - 1)
+        cached = self._cache.pop(job.request.trajectory_id, 0)
+        self._cached -= cached
+        job.cached = min(cached, held - 1)
         job.prefill = float(held - job.cached)
         job.joined = None
         self._prefilling.append(job)
@@ -239,12 +242,14 @@ class SimWorker:
         """Handle what is due; whether there was anything."""
         fired = False
         while self._decoding and self._decoding[0][0] <= self._progress + _SOON * self._rate():
-            job = self._jobs[self._decoding[0][1]]
+            job = self._jobs[heapq.heappop(self._decoding)[1]]
+            job.joined = None
             self._make(job, job.length - job.made)
             self._finish(job)
             fired = True
         while self._prefilling and self._prefilling[0].prefill <= _SOON * self._prefill_rate:
             job = self._prefilling.popleft()
+            job.prefill = 0.0
             job.joined = self._progress
             heapq.heappush(self._decoding, (self._progress + job.length - job.made, job.request.request_id))
             fired = True
@@ -291,14 +296,19 @@ class SimWorker:
         self._drop(job, result)
 
     def _remember(self, trajectory_id: str, tokens: int) -> None:
+        self._cached += tokens - self._cache.pop(trajectory_id, 0)
         self._cache[trajectory_id] = tokens
-        while len(self._cache) > 1 and sum(self._cache.values()) > self._cache_tokens:
-            self._cache.popitem(last=False)
+        while len(self._cache) > 1 and self._cached > self._cache_tokens:
+            self._cached -= self._cache.popitem(last=False)[1]
+
+    def _forget(self) -> None:
+        self._cache.clear()
+        self._cached = 0
 
     def _drop(self, job: _Job, answer: GenerateResult | Partial | Exception | None = None) -> None:
         """Take a job out of the engine and answer its caller, unless that has gone."""
         del self._jobs[job.request.request_id]
-        if job in self._prefilling:
+        if job.prefill > 0:
             self._prefilling.remove(job)
         elif job.joined is not None:
             self._decoding = [item for item in self._decoding if item[1] != job.request.request_id]

@@ -115,7 +115,7 @@ class VLLMWorker:
         """Import vLLM and start the engine: tens of seconds."""
         if self._vllm is not None:
             raise WrongState(f"worker {self.id} was started before")
-        self._engine = await asyncio.to_thread(self._make_engine)
+        await asyncio.to_thread(self._make_engine)
         self._context_limit = self._engine.model_config.max_model_len
         self._vocabulary = self._engine.model_config.get_vocab_size()
         try:
@@ -219,14 +219,15 @@ class VLLMWorker:
 
     # The engine's process.
 
-    def _make_engine(self) -> Any:
+    def _make_engine(self) -> None:
+        """Sets the engine instead of returning it: a pool thread would hold its last result, and so the engine."""
         self._vllm = importlib.import_module("llmproxy.vllm_engine")
         wanted = _ENVIRONMENT | (_EAGER_ENVIRONMENT if self._engine_args.get("enforce_eager") else {})
         mark = uuid4().hex
         with _starting, _environment(wanted, mark):
             self._reaper = reaper.start(mark)
             try:
-                return self._vllm.make(self._engine_args)
+                self._engine = self._vllm.make(self._engine_args)
             except BaseException:
                 self._reaper.communicate()
                 raise
