@@ -6,7 +6,7 @@ SHELL := /bin/sh
 CONFIG ?= examples/frozenlake.yaml
 EXTRA ?= cpu
 BIN := .venv/bin
-STAMP := .venv/.synced-$(EXTRA)
+STAMP := .venv/.synced
 PYTEST := $(BIN)/python -m pytest
 MANIFESTS := pyproject.toml uv.lock $(wildcard packages/*/pyproject.toml)
 
@@ -16,7 +16,7 @@ help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 run: sync ## train examples/frozenlake.yaml (CONFIG=... for another); resumes an unfinished run
-	@exec $(BIN)/rollart train $(CONFIG) --continue
+	@exec $(BIN)/rollart train "$(CONFIG)" --continue
 
 test: browser sync lint types ## lint, types and all tests but the slow ones
 	$(PYTEST) -m "not slow"
@@ -54,6 +54,11 @@ browser:
 
 $(STAMP): $(MANIFESTS) | setup
 	@EXTRA=$(EXTRA) scripts/sync.sh && touch $@
+
+# Another EXTRA than the one that .venv was made for makes it again.
+ifneq ($(EXTRA),$(shell cat .venv/.extra 2>/dev/null || echo $(EXTRA)))
+.PHONY: $(STAMP)
+endif
 
 lock: | setup ## resolve again and write the portable uv.lock
 	.tools/uv/bin/uv lock

@@ -1,4 +1,4 @@
-"""Build every wheel, install each component alone into an empty environment, and import it there.
+"""Build every wheel into dist/, install each component alone into an empty environment, and import it there.
 
 A component must import without its siblings and without torch, Ray or vLLM unless an extra was asked for. Runs on
 Python 3.11 and on 3.12 and 3.13 where an interpreter is at hand. Exits 1 naming what failed.
@@ -30,18 +30,18 @@ assert not loaded, f"importing {name} loaded {loaded}"
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        wheels = build(Path(folder) / "dist")
+        wheels = build(ROOT / "dist")
         check_contents(wheels["rollart"], "rollart")
         for python in interpreters():
             for component in COMPONENTS:
-                check_alone(
-                    component, wheels[component], python, Path(folder) / f"{component}-{python.parent.parent.name}"
-                )
+                check_alone(component, wheels[component], python, Path(folder) / f"{component}-{version(python)}")
                 print(f"{component}: installs and imports alone on {version(python)}")
     return 0
 
 
 def build(out: Path) -> dict[str, Path]:
+    for old in out.glob("rollart*.whl"):
+        old.unlink()
     run(UV, "build", "--quiet", "--all-packages", "--wheel", "--out-dir", str(out))
     names = {path.name.split("-")[0].removeprefix("rollart_"): path for path in out.glob("*.whl")}
     absent = {*COMPONENTS, "rollart"} - set(names)

@@ -6,6 +6,9 @@ set -eu
 cd "$(dirname "$0")/.."
 cp uv.lock .tools/uv.lock
 trap 'cp .tools/uv.lock uv.lock' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 [ -z "${PIP_FIND_LINKS:-}" ] || export UV_FIND_LINKS="${UV_FIND_LINKS:-$PIP_FIND_LINKS}"
 # Engines import large libraries in several processes: with bytecode at hand each start is half as long.
 UV_COMPILE_BYTECODE=1 .tools/uv/bin/uv sync --quiet ${UV_FIND_LINKS:+-P torch} --all-packages --extra "${EXTRA:-cpu}"
+printf '%s' "${EXTRA:-cpu}" > .venv/.extra

@@ -65,6 +65,13 @@ def test_continue_says_that_a_finished_run_is_done(tmp_path: Path, capsys: pytes
     assert "report.html" in said
 
 
+def test_continue_does_not_take_another_runs_result_for_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*prepared(tmp_path, "finished"), "--continue", "buffer.alpha=0"]) == 2
+    assert "is done, with another buffer.alpha" in capsys.readouterr().err
+
+
 def test_a_report_of_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert "holds no run" in capsys.readouterr().err

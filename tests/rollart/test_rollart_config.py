@@ -23,7 +23,7 @@ from rollart.errors import ConfigError
         ("train.lr=-1", "train.lr", "> 0"),
         ("train.lr=.nan", "train.lr", "> 0"),
         ("buffer.alpha=-0.5", "buffer.alpha", ">= 0"),
-        ("buffer.alpha=.inf", "buffer.alpha", "finite"),
+        ("buffer.alpha=.inf", "buffer.alpha", "<= 1000"),
         ("buffer.group_size=0", "buffer.group_size", ">= 1"),
         ("run.name=../x", "run.name", "matching"),
         ("run=3", "run", "is a section with keys"),
@@ -35,6 +35,16 @@ from rollart.errors import ConfigError
         ("buffer.group_size=1", "buffer.group_size", "drop_uniform=false"),
         ("run.mode=sync", "buffer.alpha", "set buffer.alpha to 0"),
         ("train.lr", "override", "section.key=value"),
+        ("train.lr=[", "train.lr", "not valid YAML"),
+        ("buffer.alpha=1e308", "buffer.alpha", "<= 1000"),
+        ("run.seed=99999999999999999999", "run.seed", "<= 2147483647"),
+        ("weights.bucket_mb=1e-9", "weights.bucket_mb", ">= 0.001"),
+        ("task.frozen=1.0", "task.frozen", "<= 0.95"),
+        ("task.view=4", "task.view", "5 works"),
+        ("model.path=/nope", "model.path", "holds no config.json"),
+        ("generation.affinity={default: tpu}", "generation.affinity.default", "pools offer cpu"),
+        ("generation.workers=600", "pools", "the roles ask for 603"),
+        ("pools=[{name: a, hardware: cpu, total: .inf}]", "pools.0.total", "finite"),
         ("pools=[{name: a, hardware: H20, totl: 1}]", "pools.0", "totl"),
     ],
 )
@@ -43,6 +53,15 @@ def test_bad_input_is_refused_with_key_value_and_remedy(override: str, key: str,
         load_config(overrides=[override])
     assert error.value.key == key
     assert remedy in str(error.value)
+
+
+def test_a_float_needs_no_point_and_an_empty_section_is_its_defaults(tmp_path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("run: {name: a}\ntrain:\n")
+    config = load_config(path, ["train.lr=5e-4"])
+    assert (config.run.name, config.train.lr) == ("a", 5e-4)
+    with pytest.raises(ConfigError, match="is a folder"):
+        load_config(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "\x00"])

@@ -21,7 +21,7 @@ def test_a_missing_package_stops_with_the_command_that_brings_it(
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
     assert "missing" in said
-    assert "make sync" in said
+    assert "make clean" in said
 
 
 def test_mooncake_without_its_library_is_a_limit_not_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:

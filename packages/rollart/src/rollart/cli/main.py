@@ -18,6 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RollArtError as error:
         print(f"rollart: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -77,7 +79,11 @@ def _report(arguments: argparse.Namespace) -> int:
         if not (run / "config.yaml").is_file():
             print(f"rollart: {run} holds no run (no config.yaml)", file=sys.stderr)
             return 2
-    print(f"report: {write_report(arguments.runs, out=arguments.out)}")
+    try:
+        print(f"report: {write_report(arguments.runs, out=arguments.out)}")
+    except OSError as error:
+        print(f"rollart: cannot write the report to {arguments.out or arguments.runs[0]}: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

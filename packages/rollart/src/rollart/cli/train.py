@@ -9,12 +9,15 @@ import logging
 from rich.console import Console
 from rich.logging import RichHandler
 
-from rollart.config import Config, load_config
-from rollart.errors import RollArtError
+from rollart.config import Config, differing, load_config
+from rollart.errors import RollArtError, RunExists
 from rollart.observe.dashboard import Dashboard
 from rollart.observe.runinfo import read_run
 from rollart.runtime.folder import RunFolder
 from rollart.runtime.interrupt import EXIT_INTERRUPTED
+
+# How long and where a run goes on, and the schedule that follows from it: these do not make it another run.
+_OF_THE_RUN = ("run.", "train.total", "train.seed")
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -35,6 +38,8 @@ def train(arguments: argparse.Namespace) -> int:
     if resume:
         folder.reopen(config)
     else:
+        if arguments.go_on and folder.exists():
+            console.print(f"{folder.path} has no checkpoint yet: starting it again", soft_wrap=True)
         folder.create(config, overwrite=arguments.overwrite or arguments.go_on)
     try:
         return _train(config, folder, console, resume=resume)
@@ -61,8 +66,15 @@ def _train(config: Config, folder: RunFolder, console: Console, *, resume: bool)
 
 
 def _done(config: Config, folder: RunFolder) -> bool:
+    """Whether the folder holds just this run, finished. Raises RunExists when it holds another."""
     info = read_run(folder.path)
-    return info is not None and info.status == "finished" and (info.iterations or 0) >= config.run.iterations
+    if info is None or info.status != "finished":
+        return False
+    stored = folder.stored_config()
+    other = [key for key in differing(config, stored) if not key.startswith(_OF_THE_RUN)]
+    if other:
+        raise RunExists(f"{folder.path} is done, with another {other[0]}; give this one a name with run.name=...")
+    return config.run.iterations <= stored.run.iterations
 
 
 def _log_to(folder: RunFolder, console: Console) -> None:

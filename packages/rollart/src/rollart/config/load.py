@@ -7,6 +7,7 @@ value and the nearest valid key or the valid range. Held by tests/rollart/test_r
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -33,6 +34,7 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
 def parse_config(tree: Mapping[str, Any]) -> Config:
     """The configuration of plain nested dictionaries. Raises ConfigError."""
     _refuse_unknown(tree, Config, "")
+    tree = {name: value for name, value in tree.items() if value is not None}
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
@@ -57,16 +59,33 @@ def _derive(config: Config, tree: Mapping[str, Any]) -> Config:
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ConfigError("config", str(path), "there is no such file")
+        reason = "is a folder; name a YAML file" if path.is_dir() else "there is no such file"
+        raise ConfigError("config", str(path), reason)
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("config", str(path), f"not valid YAML: {error}") from None
+        tree = _parse("config", str(path), path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("config", str(path), f"cannot be read as text: {error}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError("config", str(path), "the top level must be sections such as `run:` and `train:`")
     return tree
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's floats: `5e-4` is a number, though PyYAML wants `5.0e-4`."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _parse(key: str, value: str, text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(key, value, f"not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -75,10 +94,12 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         raise ConfigError("override", override, "write it as section.key=value")
     *sections, leaf = key.strip().split(".")
     for section in sections:
-        tree = tree.setdefault(section, {})
+        if tree.get(section) is None:
+            tree[section] = {}
+        tree = tree[section]
         if not isinstance(tree, dict):
             raise ConfigError(key, text, f"{section} is not a section")
-    tree[leaf] = yaml.safe_load(text)
+    tree[leaf] = _parse(key, text, text)
 
 
 def _sections(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
@@ -107,6 +128,8 @@ def _refuse_unknown(tree: Mapping[str, Any], struct: type[msgspec.Struct], prefi
             raise ConfigError(key, value, f"unknown key; {_nearest(str(name), prefix, list(known))}")
         section = known[name]
         if section is not None:
+            if value is None:
+                continue
             if not isinstance(value, Mapping):
                 raise ConfigError(key, value, f"is a section with keys {', '.join(_sections(section))}")
             _refuse_unknown(value, section, f"{key}.")

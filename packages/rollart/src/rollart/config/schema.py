@@ -33,7 +33,7 @@ class RunConfig(Section, frozen=True):
 
     name: Name = "run"
     folder: str = "runs"
-    seed: CountOrZero = 0
+    seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     mode: Mode = "rollart"
     iterations: Count = 80
     stop_at_success: Share | None = None
@@ -45,7 +45,8 @@ class TaskConfig(Section, frozen=True):
 
     name: Literal["frozenlake"] = "frozenlake"
     size: Annotated[int, Meta(ge=3, le=8)] = 4
-    frozen: Share = 0.8
+    frozen: Annotated[float, Meta(ge=0.3, le=0.95)] = 0.8
+    """Probability of a cell to be ice and not a hole; beyond these limits lakes are too few to hold some out."""
     max_turns: Count = 20
     view: Annotated[int, Meta(ge=3, le=15)] | None = None
     """Cells of the square around the player that it sees, an odd number; None shows the map from above."""
@@ -89,7 +90,7 @@ class BufferConfig(Section, frozen=True):
 
     batch_groups: Count = 16
     group_size: Count = 8
-    alpha: NonNegative = 1.0
+    alpha: Annotated[float, Meta(ge=0, le=1000)] = 1.0
     spare_groups: CountOrZero = 0
     spare_members: CountOrZero = 0
     drop_uniform: bool = True
@@ -99,7 +100,7 @@ class WeightsConfig(Section, frozen=True):
     """The weight path. `auto` is Mooncake over TCP, or shared memory where its system library is missing."""
 
     store: Store = "auto"
-    bucket_mb: Positive = 1.0
+    bucket_mb: Annotated[float, Meta(ge=0.001)] = 1.0
     keep_versions: Count = 3
     segment_mb: Count = 128
     timeout_s: Positive = 60.0

@@ -149,6 +149,7 @@ class Controller:
         finally:
             if evaluation is not None:
                 evaluation.cancel()
+                await asyncio.gather(evaluation, return_exceptions=True)
 
     async def _switch(self, *, suspended: bool = False) -> Switch:
         """Steps 2 to 4: commit the version that is under way."""
@@ -170,7 +171,7 @@ class Controller:
         if self._parity_limit is not None and parity > self._parity_limit:
             raise ParityError(
                 f"version {staged.version}: engine and trainer differ by {parity:.2e} nats on the same tokens, "
-                f"over train.parity_limit = {self._parity_limit:g}: the engine does not use the trained weights"
+                f"over weights.parity_limit = {self._parity_limit:g}: the engine does not use the trained weights"
             )
         return Switch(staged, exposed, parity, ended)
 

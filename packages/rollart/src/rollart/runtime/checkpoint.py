@@ -65,6 +65,7 @@ class Checkpoints:
         if place.exists():
             shutil.rmtree(place)
         staging.rename(place)
+        _sync(self.folder)
         for step in self.steps()[: -self.keep]:
             shutil.rmtree(self._place(step))
         return place
@@ -91,8 +92,12 @@ class Checkpoints:
 
 def _sync_tree(folder: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

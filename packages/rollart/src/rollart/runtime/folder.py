@@ -16,7 +16,7 @@ from typing import IO
 
 from rollart.config import Config, dump_config, load_config
 from rollart.config.check import check_resumable
-from rollart.errors import RunExists, RunMissing
+from rollart.errors import ConfigError, RunExists, RunMissing
 from rollart.runtime.checkpoint import Checkpoints
 
 CONFIG = "config.yaml"
@@ -53,16 +53,22 @@ class RunFolder:
         """The configuration that the run was started with. Raises RunMissing."""
         if not self.exists():
             raise RunMissing(f"{self.path} holds no run (no {CONFIG})")
-        return load_config(self.path / CONFIG)
+        try:
+            return load_config(self.path / CONFIG)
+        except ConfigError as error:
+            raise RunMissing(f"{self.path / CONFIG} is not this version's ({error}); use --overwrite") from None
 
     def create(self, config: Config, *, overwrite: bool = False) -> None:
-        """Start a new run here. Raises RunExists when there is one and `overwrite` is false."""
+        """Start a new run here. Raises RunExists when there is one and `overwrite` is false, or when the folder holds
+        something that is no run: that is never removed."""
         if self.exists() and not overwrite:
             raise RunExists(
                 f"{self.path} holds a run already; continue it with --resume, replace it with --overwrite, "
                 "or give the new one a name with run.name=..."
             )
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._make()
+        if not self.exists() and any(entry.name != ".lock" for entry in self.path.iterdir()):
+            raise RunExists(f"{self.path} holds files that are no run's; choose another run.folder or run.name")
         self._acquire()
         for entry in self.path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
@@ -86,12 +92,23 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"cannot make the run's folder there ({error.strerror}); choose another"
+            raise ConfigError("run.folder", str(self.path.parent), reason) from None
+
     def _write(self, config: Config) -> None:
         self.logs.mkdir(exist_ok=True)
         (self.path / CONFIG).write_text(dump_config(config), encoding="utf-8")
 
     def _acquire(self) -> None:
-        lock = (self.path / ".lock").open("a+")
+        try:
+            lock = (self.path / ".lock").open("a+")
+        except OSError as error:
+            reason = f"cannot write to the run's folder ({error.strerror}); choose another"
+            raise ConfigError("run.folder", str(self.path.parent), reason) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

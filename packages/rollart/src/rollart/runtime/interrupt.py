@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 EXIT_INTERRUPTED = 130
+_SHOW_CURSOR = b"\x1b[?25h" if sys.stdout.isatty() else b""
 
 
 @contextmanager
@@ -23,8 +25,9 @@ def interruptible(tell: Callable[[str], None]) -> Iterator[asyncio.Event]:
 
     def asked() -> None:
         if stop.is_set():
+            os.write(1, _SHOW_CURSOR)
             os._exit(EXIT_INTERRUPTED)
-        tell("stopping: finishing this step and writing a checkpoint (Ctrl-C again ends at once)")
+        tell("stopping: a step under way is finished and a checkpoint written (Ctrl-C again ends at once)")
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -31,6 +31,6 @@ def tree_bytes() -> int:
     me = psutil.Process()
     total = 0
     for process in (me, *me.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.Error):
             total += process.memory_info().rss
     return total

@@ -14,6 +14,7 @@ from typing import Any
 from envmanager import Env, LatencyEnv, MakeEnv, Trajectory, nonblocking
 from llmproxy import Sampling
 from rollart.config import Config
+from rollart.errors import ConfigError
 from rollart.models import make_tiny_qwen3
 from rollart.policy import Codec, GenerationSettings
 from rollart.tasks import FrozenLakeTask
@@ -30,7 +31,7 @@ class Setting:
         self.model = model
         self._task = FrozenLakeTask(size=task.size, frozen=task.frozen, max_turns=task.max_turns, view=task.view)
         self.codec = Codec(AutoTokenizer.from_pretrained(str(model), local_files_only=True))
-        actions = tuple(self.codec.encode("".join(self._task.actions)))
+        actions = tuple(self._action_token(action) for action in self._task.actions)
         self.generation = GenerationSettings(
             task=self._task.name,
             max_tokens=task.actions_per_turn,
@@ -38,6 +39,13 @@ class Setting:
             latest_only=True,
         )
         self.make_env: MakeEnv = nonblocking(lambda key: self._make_env(key))
+
+    def _action_token(self, action: str) -> int:
+        tokens = self.codec.encode(action)
+        if len(tokens) != 1:
+            reason = f"its tokenizer makes {len(tokens)} tokens of the action {action!r}; it must be one"
+            raise ConfigError("model.path", str(self.model), reason)
+        return tokens[0]
 
     @property
     def allowed(self) -> dict[str, Sequence[int]]:

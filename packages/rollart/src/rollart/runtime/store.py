@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -37,7 +38,7 @@ async def weight_store(config: WeightsConfig) -> AsyncIterator[str]:
             finally:
                 await master.stop()
             return
-    name = f"rollart-{os.getpid()}"
+    name = f"rollart-{os.getpid()}-{secrets.token_hex(4)}"
     store = SharedMemoryStore(name)
     try:
         yield f"shm:{name}"

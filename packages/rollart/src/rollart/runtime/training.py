@@ -7,6 +7,7 @@ Invariant: `run.json` always says how the run stands: running, finished, interru
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
@@ -23,6 +24,8 @@ from rollart.runtime.launch import launch
 from rollart.runtime.memory import MemoryWatch
 from rollart.runtime.run import Run
 from rollart.runtime.setting import Setting, prepare_model
+
+log = logging.getLogger(__name__)
 
 
 async def train(config: Config, folder: RunFolder, dashboard: Dashboard, *, resume: bool) -> RunInfo:
@@ -43,7 +46,10 @@ async def train(config: Config, folder: RunFolder, dashboard: Dashboard, *, resu
             peak_memory_bytes=max(memory.peak, info.peak_memory_bytes or 0) or None,
         )
         write_run(folder.path, ended)
-        write_report([folder.path])
+        try:
+            write_report([folder.path])
+        except Exception:  # what was trained counts, and so does what ended it: a report can be made again
+            log.exception("the report could not be written; try rollart report %s", folder.path)
         return ended
 
     try:
@@ -52,7 +58,12 @@ async def train(config: Config, folder: RunFolder, dashboard: Dashboard, *, resu
     except BaseException as error:
         end("failed", f"{type(error).__name__}: {error}")
         raise
-    return end("finished") if finished else end("interrupted", "asked to stop; resume with --resume")
+    if finished:
+        return end("finished")
+    resumable = folder.checkpoints.latest() is not None
+    return end(
+        "interrupted", "asked to stop; resume with --resume" if resumable else "asked to stop before a checkpoint"
+    )
 
 
 async def _train(
