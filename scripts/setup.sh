@@ -20,11 +20,11 @@ apt_install() {
 # pip may be absent from a bare Python: take the copy bundled with it, else Debian's.
 pip_install_uv() {
     if "$PYTHON" -m pip --version >/dev/null 2>&1; then
-        "$PYTHON" -m pip install --quiet --target .tools/uv "uv==$UV_VERSION"
+        "$PYTHON" -m pip install -qq --target .tools/uv "uv==$UV_VERSION"
     elif "$PYTHON" -m venv .tools/pip >/dev/null 2>&1; then
-        .tools/pip/bin/python -m pip install --quiet --target .tools/uv "uv==$UV_VERSION"
+        .tools/pip/bin/python -m pip install -qq --target .tools/uv "uv==$UV_VERSION"
     elif apt_install python3-pip; then
-        "$PYTHON" -m pip install --quiet --target .tools/uv "uv==$UV_VERSION"
+        "$PYTHON" -m pip install -qq --target .tools/uv "uv==$UV_VERSION"
     else
         say "missing: pip. Install the Debian package python3-pip, or uv $UV_VERSION or newer, and run make again."
         return 1
