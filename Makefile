@@ -7,7 +7,7 @@ CONFIG ?= examples/frozenlake.yaml
 EXTRA ?= cpu
 BIN := .venv/bin
 STAMP := .venv/.synced
-PYTEST := $(BIN)/python -m pytest
+TESTS := $(BIN)/python scripts/test.py
 MANIFESTS := pyproject.toml uv.lock $(wildcard packages/*/pyproject.toml)
 
 .PHONY: help run test fast test-slow lint types wheels bench sync setup browser lock doctor clean
@@ -19,13 +19,13 @@ run: sync ## train examples/frozenlake.yaml (CONFIG=... for another); resumes an
 	@exec $(BIN)/rollart train "$(CONFIG)" --continue
 
 test: browser sync lint types ## lint, types and all tests but the slow ones
-	$(PYTEST) -m "not slow"
+	$(TESTS) -m "not slow"
 
 fast: sync ## the selection under 60 seconds: no engines, no servers
-	$(PYTEST) -m "not slow and not real and not engine" -q
+	$(BIN)/python -m pytest -m "not slow and not real and not engine" -q
 
 test-slow: sync ## the tests that take up to an hour
-	$(PYTEST) -m slow
+	$(TESTS) -m slow
 
 lint: sync ## ruff, and that uv.lock holds no address
 	$(BIN)/ruff check .
