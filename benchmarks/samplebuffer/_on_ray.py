@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import sys
 import time
 from typing import Any
 
 import ray
+from _cluster import start  # type: ignore[import-not-found]  # beside this script
 from _window import Window
 from ray.util.queue import Empty, Queue
 
@@ -88,14 +88,7 @@ def queue(producer: Any, payload: int, producers: int, items: int, batch: int) -
 
 
 def main() -> None:
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-        object_store_memory=2**30,
-    )
+    start()
     producer = ray.remote(Producer).options(num_cpus=0).remote()
     for line in sys.stdin:
         job = json.loads(line)

@@ -15,6 +15,7 @@ from typing import Any
 import ray
 import torch
 import transfer_queue as tq  # type: ignore[import-not-found]
+from _cluster import start  # type: ignore[import-not-found]  # beside this script
 from _window import Window
 from omegaconf import OmegaConf  # type: ignore[import-not-found]
 from tensordict import TensorDict  # type: ignore[import-not-found]
@@ -41,14 +42,14 @@ class Producer:
     def ready(self) -> None:
         return
 
-    def run(self, counter: Any, partition: str, payload: int, producers: int, items: int) -> None:
+    def run(self, counter: Any, partition: str, payload: int, producers: int, items: int, batch: int) -> None:
         data = torch.frombuffer(bytearray(os.urandom(payload * producers)), dtype=torch.uint8)
         sent = taken = 0
         for _ in range(items // producers):
-            while sent - taken > 4 * producers:
+            while sent - taken > 4 * max(producers, batch):
                 taken = ray.get(counter.get.remote())
-            batch = TensorDict({"payload": data.reshape(producers, payload)}, batch_size=producers)
-            self.client.put(data=batch, partition_id=partition)
+            rows = TensorDict({"payload": data.reshape(producers, payload)}, batch_size=producers)
+            self.client.put(data=rows, partition_id=partition)
             sent += producers
 
 
@@ -68,14 +69,7 @@ def consume(counter: Any, partition: str, payload: int, items: int, batch: int) 
 
 def main() -> None:
     logging.disable(logging.WARNING)
-    ray.init(
-        address="local",
-        num_cpus=8,
-        include_dashboard=False,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-        object_store_memory=2**30,
-    )
+    start()
     tq.init(OmegaConf.create({"controller": {"polling_mode": True}}))  # else a wait ends in an error after a while
     producer = ray.remote(Producer).options(num_cpus=0).remote()
     ray.get(producer.ready.remote())
@@ -85,7 +79,7 @@ def main() -> None:
         ray.get(counter.get.remote())
         partition, size = f"run_{number}", min(job["batch"], job["items"])
         window = Window()
-        running = producer.run.remote(counter, partition, job["payload"], job["producers"], job["items"])
+        running = producer.run.remote(counter, partition, job["payload"], job["producers"], job["items"], size)
         consume(counter, partition, job["payload"], job["items"], size)
         print(window.close(), flush=True)
         ray.get(running)
