@@ -27,8 +27,10 @@ from rollart.observe.runinfo import read_run
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "skeleton.json"
 ITERATIONS = 5
-# The first iteration has no weights to switch and fills empty queues; it is run and not counted.
+# Run and not counted: the first iteration, which has no weights to switch and fills empty queues, and the last, which
+# commits and evaluates its own weights as no other does.
 WARM_UP = 1
+CLOSING = 1
 SETTINGS = [
     "task.latency_mean_s=0.2",
     "task.latency_std_s=0.2",
@@ -36,7 +38,7 @@ SETTINGS = [
     "eval.episodes=8",
     "checkpoint.every=1000",
     "buffer.drop_uniform=false",
-    f"run.iterations={ITERATIONS + WARM_UP}",
+    f"run.iterations={WARM_UP + ITERATIONS + CLOSING}",
 ]
 MODES = {"rollart": ["run.mode=rollart", "buffer.alpha=1"], "sync": ["run.mode=sync", "buffer.alpha=0"]}
 
@@ -55,8 +57,7 @@ def measure(mode: str, round_number: int, folder: Path) -> Measured:
     words = [f"run.folder={folder}", f"run.name={name}", f"run.seed={round_number}", *SETTINGS, *MODES[mode]]
     command = [sys.executable, "-m", "rollart.cli.main", "train", str(ROOT / "examples" / "frozenlake.yaml"), *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=900)
-    # The last iteration commits and evaluates its own weights, which no other does.
-    rows = read_metrics(folder / name)[WARM_UP:-1]
+    rows = read_metrics(folder / name)[WARM_UP:-CLOSING]
     info = read_run(folder / name)
     assert info is not None
     seconds = [sum(parts(row).values()) for row in rows]
