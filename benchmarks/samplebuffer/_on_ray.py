@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
 import ray
 from _cluster import start  # type: ignore[import-not-found]  # beside this script
 from _window import Window
@@ -23,14 +24,18 @@ from samplebuffer.ray import RayBuffer
 GROUP = 8
 
 
+def _payload(size: int) -> Any:
+    return np.frombuffer(os.urandom(size), np.uint8)
+
+
 class Producer:
     """The other process: as many coroutines as there are producers, or one that sends as much in one call."""
 
     async def ours(self, handle: Any, producers: int, payload: int, chunk: int) -> None:
         async with RayBuffer(handle, chunk=chunk) as buf:
-            await asyncio.gather(*(self._roll_out(buf, os.urandom(payload)) for _ in range(producers)))
+            await asyncio.gather(*(self._roll_out(buf, _payload(payload)) for _ in range(producers)))
 
-    async def _roll_out(self, buf: RayBuffer, payload: bytes) -> None:
+    async def _roll_out(self, buf: RayBuffer, payload: Any) -> None:
         answers = []
         try:
             while True:
@@ -43,7 +48,7 @@ class Producer:
             assert set(await asyncio.gather(*answers)) <= {"accepted"}
 
     def queue(self, queue: Queue, producers: int, payload: int, items: int) -> None:
-        data = [os.urandom(payload) for _ in range(producers)]
+        data = [_payload(payload) for _ in range(producers)]
         for _ in range(items // producers):
             while queue.qsize() > 4 * producers:
                 time.sleep(0.0005)
