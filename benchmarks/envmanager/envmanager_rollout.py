@@ -137,7 +137,7 @@ def levels(seeds: range) -> list[Row]:
     rows = []
     for sigma, published in ((1, 1.23), (3, 1.51), (5, 1.69), (7, 2.18), (10, 2.27)):
         ours = [virtual(batch(latent(sigma, seed, TURNS), 64, 8, None)) for seed in seeds]
-        theirs = [virtual(batch(latent(sigma, seed, TURNS), 64, 8, Barrier(512))) for seed in seeds]
+        theirs = [virtual(batch(latent(sigma, seed, TURNS), 64, 8, Barrier())) for seed in seeds]
         rows.append(compared(f"trajectory-level, batch 512, N(10, {sigma})", ours, theirs, "batch level", published))
     return [*rows, rows[-1] | {"metric": f"{rows[-1]['metric']}, beside ROLL Flash", "published": 2.46}]
 

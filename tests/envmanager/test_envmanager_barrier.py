@@ -3,10 +3,9 @@
 import asyncio
 from typing import Any
 
-import pytest
 from tests.envmanager.fakes import BufferClosed, FakeBuffer, FakePolicy, World, virtual
 
-from envmanager import Barrier, DeadlineExceeded, Limits, RolloutScheduler
+from envmanager import Barrier, RolloutScheduler
 
 
 def test_every_turn_waits_for_the_slowest():
@@ -19,8 +18,7 @@ def test_every_turn_waits_for_the_slowest():
         return asyncio.get_running_loop().time()
 
     assert virtual(scenario(None)) == 4 * 5.0
-    assert virtual(scenario(Barrier(4))) == 4 * 5.0  # the slowest is also the longest
-    assert virtual(scenario(Barrier(1))) == 4 * 5.0
+    assert virtual(scenario(Barrier())) == 4 * 5.0  # the slowest is also the longest
 
 
 def test_a_batch_takes_the_sum_of_its_slowest_turns():
@@ -47,14 +45,14 @@ def test_a_batch_takes_the_sum_of_its_slowest_turns():
         return asyncio.get_running_loop().time()
 
     assert virtual(scenario(None)) == 22.0
-    assert virtual(scenario(Barrier(2))) == 40.0
+    assert virtual(scenario(Barrier())) == 40.0
 
 
 def test_who_leaves_early_holds_nobody_up():
     async def scenario() -> None:
         plans: dict[str, Any] = {"raises": {"step": ValueError("x")}, "stale": {"turns": 90}, "fine": {"turns": 3}}
         buffer = FakeBuffer(list(plans))
-        options: dict[str, Any] = {"closed": (BufferClosed,), "barrier": Barrier(3)}
+        options: dict[str, Any] = {"closed": (BufferClosed,), "barrier": Barrier()}
         running = asyncio.create_task(RolloutScheduler(World(plans), FakePolicy(), buffer, **options).run())
         await asyncio.sleep(2.5)
         buffer.tickets[1].end("stale")
@@ -65,20 +63,47 @@ def test_who_leaves_early_holds_nobody_up():
     virtual(scenario())
 
 
-def test_a_barrier_for_too_many_is_a_timeout():
-    async def scenario() -> None:
-        buffer = FakeBuffer(["k"])
-        options: dict[str, Any] = {
-            "closed": (BufferClosed,),
-            "barrier": Barrier(2),
-            "limits": Limits(turn_timeout=5.0),
-        }
-        await RolloutScheduler(World(), FakePolicy(), buffer, **options).run()
-        assert isinstance(buffer.tickets[0].error, DeadlineExceeded)
+def test_rewards_wait_for_the_last_episode():
+    async def scenario(barrier: Barrier | None) -> list[float]:
+        scored = []
 
-    virtual(scenario())
+        async def reward(trajectory: Any) -> float:
+            scored.append(asyncio.get_running_loop().time())
+            return 1.0
+
+        plans: dict[str, Any] = {"short": {"turns": 1}, "long": {"turns": 4}, "raises": {"step": ValueError("x")}}
+        buffer = FakeBuffer(list(plans))
+        options: dict[str, Any] = {"closed": (BufferClosed,), "barrier": barrier, "reward": reward}
+        await RolloutScheduler(World(plans), FakePolicy(generate_s=1.0), buffer, **options).run()
+        return scored
+
+    apart = virtual(scenario(None))
+    assert apart[0] < apart[1]
+    together = virtual(scenario(Barrier()))
+    assert together == [apart[1], apart[1]]
 
 
-def test_bad_size():
-    with pytest.raises(ValueError, match="size is 0"):
-        Barrier(0)
+def test_two_batches_after_each_other_both_wait_from_their_first_turn():
+    class Slow(World):
+        """The first turn of every second environment takes long."""
+
+        def __call__(self, key: str) -> Any:
+            env: Any = super().__call__(key)
+            first = 10.0 if len(self.made) % 2 else 1.0
+
+            async def step(action: str) -> Any:
+                env.steps += 1
+                await asyncio.sleep(first if env.steps == 1 else 1.0)
+                return "o", 0.0, env.steps == 2, False, {}
+
+            env.step = step
+            return env
+
+    async def scenario() -> float:
+        barrier = Barrier()
+        for _ in range(2):
+            options: dict[str, Any] = {"closed": (BufferClosed,), "barrier": barrier}
+            await RolloutScheduler(Slow(), FakePolicy(generate_s=0.0), FakeBuffer(["a", "b"]), **options).run()
+        return asyncio.get_running_loop().time()
+
+    assert virtual(scenario()) == 2 * 11.0

@@ -1,44 +1,60 @@
-"""Batch-level rollout, for comparison: each turn waits until every episode of the batch has arrived at it.
+"""Batch-level rollout, for comparison: each turn waits until every episode that is going on has arrived at it.
 
-Invariant: nobody passes while one of the batch is still stepping
-(test_envmanager_barrier.py::test_every_turn_waits_for_the_slowest).
+Invariants:
+- nobody passes while another is still stepping
+  (test_envmanager_barrier.py::test_every_turn_waits_for_the_slowest);
+- when the last one that others wait for leaves, they pass: there is no number to get wrong
+  (test_envmanager_barrier.py::test_who_leaves_early_holds_nobody_up).
 """
 
 import asyncio
 
 
 class Barrier:
-    """For `size` episodes at a time, which must be no more than run at once, else nobody ever passes."""
+    """For the episodes of one scheduler, which joins and leaves for them. Those whose tickets are there together
+    start together.
+    """
 
-    def __init__(self, size: int) -> None:
-        if size < 1:
-            raise ValueError(f"size is {size}; a batch has at least 1 episode")
-        self.size = size
-        self._left = 0
-        self._waiting: set[asyncio.Future[None]] = set()
+    def __init__(self) -> None:
+        self._going = 0
+        self._arrived: set[asyncio.Future[None]] = set()
+        self._over: set[asyncio.Future[None]] = set()
 
     def join(self) -> None:
-        """An episode begins; it takes the place of one that has left."""
-        self._left = max(0, self._left - 1)
+        """An episode begins."""
+        self._going += 1
 
     def leave(self) -> None:
         """An episode is over, however it ended."""
-        self._left += 1
+        self._going -= 1
         self._pass()
 
     async def arrive(self) -> None:
-        """Waits for the others."""
+        """Waits for the others to arrive, or leave."""
+        await self._wait(self._arrived)
+
+    async def over(self) -> None:
+        """Waits until no episode is going on."""
+        await self._wait(self._over)
+
+    async def _wait(self, waiting: set[asyncio.Future[None]]) -> None:
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(mine)
+        waiting.add(mine)
         self._pass()
         try:
             await mine
         finally:
-            self._waiting.discard(mine)
+            waiting.discard(mine)
 
     def _pass(self) -> None:
-        if len(self._waiting) >= self.size - self._left:
-            for waiter in self._waiting:
-                if not waiter.done():
-                    waiter.set_result(None)
-            self._waiting.clear()
+        if len(self._arrived) >= self._going:
+            _release(self._arrived)
+        if not self._going:
+            _release(self._over)
+
+
+def _release(waiting: set[asyncio.Future[None]]) -> None:
+    for waiter in waiting:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiting.clear()

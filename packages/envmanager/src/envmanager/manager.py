@@ -78,8 +78,6 @@ class EnvManager:
         episode = self.episode = Episode(id=name, key=key, seed=seed, ticket=ticket, turns=[])
         host = EnvHost(self._make_env, key, self._threads)
         self._enter("reset")
-        if self._barrier is not None:
-            self._barrier.join()
         try:
             return await within("episode", self.limits.episode_timeout, self._play(episode, host))
         except BaseException as error:
@@ -93,8 +91,6 @@ class EnvManager:
                 await self._close(host)
             finally:
                 self.phase = "idle"
-                if self._barrier is not None:
-                    self._barrier.leave()
 
     async def _play(self, episode: Episode, host: EnvHost) -> Trajectory:
         started = self.since

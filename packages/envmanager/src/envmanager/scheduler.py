@@ -47,13 +47,14 @@ class _Run:
     told so.
     """
 
-    __slots__ = ("ended", "manager", "reason", "slot", "task", "ticket", "trajectory")
+    __slots__ = ("ended", "joined", "manager", "reason", "slot", "task", "ticket", "trajectory")
 
     def __init__(self, ticket: Ticket, manager: EnvManager) -> None:
         self.ticket = ticket
         self.manager = manager
         self.reason = ""
         self.slot = True
+        self.joined = False
         self.ended = False
         self.trajectory: Trajectory | None = None
         self.task: asyncio.Task[None]
@@ -105,6 +106,7 @@ class RolloutScheduler:
             raise ValueError(f"concurrency is {concurrency} and scoring is {scoring}; both must be at least 1")
         self.limits = limits or Limits()
         self._groups = groups
+        self._barrier = barrier
         self._reward = reward
         self._observer = observer
         self._seed = seed
@@ -185,6 +187,7 @@ class RolloutScheduler:
         self._stats.started += 1
         self._stats.running += 1
         self._runs.add(run)
+        self._join(run)
         run.task = tasks.create_task(self._roll_out(run))
         run.task.add_done_callback(lambda _: self._ended(run))
         ticket.on_cancel(run.cancel)
@@ -195,7 +198,10 @@ class RolloutScheduler:
         """
         ticket = run.ticket
         try:
-            trajectory = run.trajectory = await self._play(run)
+            try:
+                trajectory = run.trajectory = await self._play(run)
+            finally:
+                self._leave(run)
             self._circuit.succeeded()
             if self._reward is not None:
                 trajectory = await self._score(run, trajectory, self._reward)
@@ -241,6 +247,8 @@ class RolloutScheduler:
 
     async def _score(self, run: _Run, trajectory: Trajectory, reward: RewardClient) -> Trajectory:
         """Scores in the background of the slot's next episode."""
+        if self._barrier is not None:
+            await self._barrier.over()
         async with self._scoring:
             self._free(run)
             started = asyncio.get_running_loop().time()
@@ -264,6 +272,17 @@ class RolloutScheduler:
             raise RewardError(f"the reward raised {type(error).__name__}: {str(error)[:500]}") from error
         return check_score(value)
 
+    def _join(self, run: _Run) -> None:
+        """Before its task runs, so that the first of a batch waits for those that start with it."""
+        if self._barrier is not None:
+            self._barrier.join()
+            run.joined = True
+
+    def _leave(self, run: _Run) -> None:
+        if self._barrier is not None and run.joined:
+            run.joined = False
+            self._barrier.leave()
+
     def _free(self, run: _Run) -> None:
         """Gives the slot and its manager to the next ticket."""
         run.slot = False
@@ -275,6 +294,7 @@ class RolloutScheduler:
     def _ended(self, run: _Run) -> None:
         """The task is over, whether it ran at all or was cancelled before its first step."""
         self._runs.discard(run)
+        self._leave(run)
         if not run.ended:
             if run.trajectory is None:
                 self._circuit.untold(asyncio.get_running_loop().time())
