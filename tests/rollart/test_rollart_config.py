@@ -33,7 +33,8 @@ from rollart.errors import ConfigError
         ("generation.hardware=[cpu,cpu,cpu]", "generation.hardware", "one for each of the 2 workers"),
         ("generation.affinity={FrozenLake: cpu}", "generation.affinity", "needs an entry named default"),
         ("buffer.group_size=1", "buffer.group_size", "drop_uniform=false"),
-        ("run.mode=sync", "buffer.alpha", "set buffer.alpha to 0"),
+        ("run.mode=sync", "buffer.alpha", "set it to 0, or run.mode to rollart"),
+        ("run.mode=one_off", "buffer.alpha", "set it to 0, or run.mode to rollart"),
         ("train.lr", "override", "section.key=value"),
         ("train.lr=[", "train.lr", "not valid YAML"),
         ("buffer.alpha=1e308", "buffer.alpha", "<= 1000"),
@@ -53,6 +54,13 @@ def test_bad_input_is_refused_with_key_value_and_remedy(override: str, key: str,
         load_config(overrides=[override])
     assert error.value.key == key
     assert remedy in str(error.value)
+
+
+def test_a_batch_that_steps_together_needs_room() -> None:
+    with pytest.raises(ConfigError, match="at least 192"):
+        load_config(
+            overrides=["run.mode=sync", "buffer.alpha=0", "buffer.batch_groups=24", "rollout.concurrency=191"]
+        )
 
 
 def test_a_float_needs_no_point_and_an_empty_section_is_its_defaults(tmp_path) -> None:

@@ -71,7 +71,7 @@ class World:
 
     async def get_batch(self, *, trainer_version: int, cancel_spares: bool) -> str:
         assert trainer_version == self.version
-        await self.take(5, "get_batch")
+        await self.take(5, "get_batch, held" if cancel_spares else "get_batch")
         return "batch"
 
     def advance(self, version: int) -> list[str]:
@@ -156,15 +156,26 @@ async def test_an_evaluation_runs_beside_training_on_the_served_version(tmp_path
     assert second.time.parts.get("eval", 0.0) == pytest.approx(0.0)
 
 
+@pytest.mark.parametrize("mode", ["sync", "sync_plus"])
 @virtual
-async def test_sync_stands_still_while_it_trains(tmp_path: Path) -> None:
-    world = World(tmp_path, "sync")
+async def test_sync_stands_still_while_it_trains(tmp_path: Path, mode: str) -> None:
+    world = World(tmp_path, mode)
     first, second = await world.run(2)
-    assert world.log[:7] == ["get_batch", "suspend", "train 1", "publish 1", "update 1", "advance 1", "resume"]
+    assert world.log[:7] == ["get_batch, held", "suspend", "train 1", "publish 1", "update 1", "advance 1", "resume"]
     assert (first.served, second.served) == (1, 2)
 
 
-@pytest.mark.parametrize("mode", ["rollart", "sync"])
+@virtual
+async def test_one_off_trains_on_the_batch_before_and_holds_rollout_back_until_the_switch(tmp_path: Path) -> None:
+    world = World(tmp_path, "one_off")
+    await world.run(2)
+    assert world.log == [
+        *("get_batch, held", "advance 0", "train 1", "publish 1", "get_batch, held"),
+        *("suspend", "update 1", "advance 1", "resume", "probe 1", "train 2"),
+    ]
+
+
+@pytest.mark.parametrize("mode", MODES)
 @virtual
 async def test_parts_sum_to_wall_time(tmp_path: Path, mode: str) -> None:
     world = World(tmp_path, mode)
@@ -175,7 +186,7 @@ async def test_parts_sum_to_wall_time(tmp_path: Path, mode: str) -> None:
         assert iteration.time.parts.get("other", 0.0) == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("mode", ["rollart", "sync"])
+@pytest.mark.parametrize("mode", MODES)
 @virtual
 async def test_a_wrong_digest_stops_the_run_before_the_version_is_served(tmp_path: Path, mode: str) -> None:
     world = World(tmp_path, mode)
@@ -183,7 +194,7 @@ async def test_a_wrong_digest_stops_the_run_before_the_version_is_served(tmp_pat
     with pytest.raises(WeightsDiffer, match="gen-0"):
         await world.run(2)
     assert world.controller.served == 0
-    assert not any(entry.startswith("advance") for entry in world.log)
+    assert "advance 1" not in world.log
     assert not world.open
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +24,8 @@ async def buffer_with_a_batch() -> tuple[SampleBuffer, Any]:
     buffer.advance(1)
     new = await buffer.next_ticket()
     new.stamp(1)
-    old.finish("payload", 1.0)
-    new.finish("payload", 0.0)
+    old.finish(SimpleNamespace(tokens=30), 1.0)
+    new.finish(SimpleNamespace(tokens=12), 0.0)
     return buffer, await buffer.get_batch(trainer_version=2)
 
 
@@ -40,6 +41,7 @@ async def test_staleness_and_lag_are_counted_from_their_own_clocks() -> None:
     assert (written["staleness/mean"], written["staleness/max"]) == (0.5, 1)
     assert (written["lag/mean"], written["lag/max"]) == (1.5, 2)
     assert (written["reward/mean"], written["success/mean"]) == (0.5, 0.5)
+    assert (written["trained_tokens"], written["staleness/over"]) == (42, 0.0)
     assert written["tokens_per_s"] == pytest.approx(100.0)
     assert (written["version"], written["version/served"], written["train/loss"]) == (3, 1, 0.5)
     assert written["ledger/issued"] == written["ledger/delivered"] == 2

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from rollart.trainers.config import TrainerConfig
 
-Mode = Literal["rollart", "sync"]
+Mode = Literal["rollart", "areal", "one_off", "sync_plus", "sync"]
 Store = Literal["auto", "mooncake", "shm"]
 
 Count = Annotated[int, Meta(ge=1)]
@@ -53,6 +53,9 @@ class TaskConfig(Section, frozen=True):
     actions_per_turn: Count = 1
     latency_mean_s: NonNegative = 0.0
     latency_std_s: NonNegative = 0.0
+    """Injected latency of each turn, normal and clipped at 0: slow environments for tests and benchmarks."""
+    reward_latency_s: NonNegative = 0.0
+    """Injected latency of each reward."""
 
 
 class ModelConfig(Section, frozen=True):

@@ -8,7 +8,8 @@
     6 train_step  on the batch of step 1, in parallel with the resumed rollout; its weights are published in the
                   background and committed by the next iteration's step 3
 
-Mode `sync` does 1, 2, 6, then 3, 4, so that generation always holds the trainer's own version.
+Modes without overlap do 1, 2, 6, then 3, 4, so that generation always holds the trainer's own version. What else
+a mode may choose stands in `modes.py`.
 
 The loop consumes batches and trained versions. It waits for the buffer (step 1), for the staged version (step 2)
 and for the trainer (step 6). Rollout unblocks the first, the weight path the second, the trainer the third; each
@@ -99,6 +100,8 @@ class Controller:
         if self._mode.overlap:
             if self._weights.under_way:
                 switch = await self._switch()
+            elif self._mode.hold:
+                self._buffer.advance(self.served)
             trained, success = await self._train_beside(batch, step, evaluate and not last)
             if last:
                 switch = await self._switch()
@@ -129,9 +132,7 @@ class Controller:
     async def _get_batch(self) -> Any:
         self._waiting = True
         try:
-            return await self._buffer.get_batch(
-                trainer_version=self._trainer.version, cancel_spares=not self._mode.overlap
-            )
+            return await self._buffer.get_batch(trainer_version=self._trainer.version, cancel_spares=self._mode.hold)
         finally:
             self._waiting = False
 

@@ -17,7 +17,10 @@ from samplebuffer import Stats as BufferStats
 
 
 def metrics_row(iteration: Iteration, stats: BufferStats, *, elapsed_s: float, tokens: int) -> Row:
-    """The row of an iteration; `tokens` is how many were generated in it, `elapsed_s` the run's time at its end."""
+    """The row of an iteration; `tokens` is how many were generated in it, `elapsed_s` the run's time at its end.
+
+    `staleness/over` is the share of the trained trajectories beyond the bound: 0 in every mode that evicts.
+    """
     batch: Batch = iteration.batch
     ages = [batch.version - sample.start_version for sample in batch.samples]
     lags = [batch.trainer_version - sample.start_version for sample in batch.samples]
@@ -34,10 +37,12 @@ def metrics_row(iteration: Iteration, stats: BufferStats, *, elapsed_s: float, t
         "eval/success": iteration.success,
         "parity/max_abs": switch.parity if switch else None,
         **histogram("staleness", ages),
+        "staleness/over": sum(age > stats.max_staleness for age in ages) / len(ages),
         **histogram("lag", lags),
         "off_policy/in_flight": stats.off_policy.in_flight.mean,
         "off_policy/in_queue": stats.off_policy.in_queue.mean,
         "tokens_per_s": tokens / iteration.time.wall,
+        "trained_tokens": sum(sample.payload.tokens for sample in batch.samples),
         "push_s": switch.staged.push_s if switch else None,
         "pull_accumulated_s": switch.staged.pull_s if switch else None,
         "pull_exposed_s": switch.exposed_s if switch else None,

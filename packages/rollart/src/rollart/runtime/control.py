@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from envmanager import Limits, RolloutScheduler, Trajectory
+from envmanager import Barrier, Limits, RolloutScheduler, Trajectory
 from llmproxy import AffinityRouter, LLMProxy, ProxyConfig
 from rollart.config import Config
 from rollart.observe.trace import Trace
@@ -36,6 +36,7 @@ class Control:
         self._config = config
         self._setting = setting
         limits = _limits(config)
+        mode = MODES[config.run.mode]
         self.meter = Meter(trace)
         self.proxy = LLMProxy(
             parts.workers,
@@ -54,6 +55,7 @@ class Control:
             limits=limits,
             observer=self.meter.environment,
             closed=(Closed,),
+            barrier=Barrier() if mode.lockstep else None,
         )
         self.evaluator = Evaluator(
             setting.make_env,
@@ -63,7 +65,7 @@ class Control:
             limits=limits,
         )
         self.controller = Controller(
-            mode=MODES[config.run.mode],
+            mode=mode,
             buffer=self.buffer,
             gateway=self.proxy,
             trainer=parts.trainer,

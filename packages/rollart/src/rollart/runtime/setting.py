@@ -6,6 +6,7 @@ Invariant: training and evaluation keys never share an instance; the task decide
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -67,6 +68,8 @@ class Setting:
 
     async def reward(self, trajectory: Trajectory) -> float:
         """What the environment paid over the episode."""
+        if self._config.task.reward_latency_s:
+            await asyncio.sleep(self._config.task.reward_latency_s)
         return sum(turn.reward for turn in trajectory.turns)
 
     def _make_env(self, key: str) -> Env:

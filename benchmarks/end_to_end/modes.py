@@ -1,0 +1,135 @@
+"""The five modes on real parts: one controller, five policies, the same model, task, batch and seeds.
+
+FrozenLake with few holes and many turns, so that episodes are long-tailed; an injected latency of N(0.3 s, 0.3 s) a
+turn, clipped at 0, and of 0.2 s a reward. The modes take turns, so that a noisy machine hits all. Reports an
+iteration's seconds, trained tokens a second, the share of trajectories thrown away for their age, and the share trained
+beyond the bound. Generation, environments and the trainer share two cores here, so what overlap can win is less than on
+devices of their own.
+
+    python benchmarks/end_to_end/modes.py            three rounds of five counted iterations
+    python benchmarks/end_to_end/modes.py --quick    one round of two
+    python benchmarks/end_to_end/modes.py --learn    whole trainings of rollart and areal: time to a success rate
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from _runs import CLOSING, ROOT, WARM_UP, Measured, compared, measure, write
+
+from rollart.observe.metrics import read_metrics
+
+CONFIG = ROOT / "examples" / "frozenlake.yaml"
+ASYNCHRONOUS = "buffer.alpha=1"
+MODES = {
+    "rollart": ASYNCHRONOUS,
+    "sync": "buffer.alpha=0",
+    "sync_plus": "buffer.alpha=0",
+    "one_off": "buffer.alpha=0",
+    "areal": ASYNCHRONOUS,
+}
+SLOW = ["task.latency_mean_s=0.3", "task.latency_std_s=0.3", "task.reward_latency_s=0.2"]
+LONG = [
+    "task.max_turns=40",
+    "task.frozen=0.9",
+    "buffer.drop_uniform=false",
+    "buffer.batch_groups=16",
+    "rollout.concurrency=256",
+]
+BARE = ["eval.every=1000", "eval.episodes=8", "checkpoint.every=1000"]
+SUCCESS = 0.7
+
+
+def round_of(iterations: int, number: int, folder: Path) -> dict[str, Measured]:
+    measured = {}
+    for mode, alpha in MODES.items():
+        words = [f"run.mode={mode}", alpha, f"run.seed={number}", *SLOW, *LONG, *BARE]
+        words.append(f"run.iterations={WARM_UP + iterations + CLOSING}")
+        measured[mode] = measure(CONFIG, folder, f"{mode}-{number}", words)
+        one = measured[mode]
+        print(f"round {number} {mode}: {one.seconds:.2f} s, {one.trained_per_s:.0f} tokens/s", flush=True)
+    return measured
+
+
+def speed(rounds: list[dict[str, Measured]]) -> list[dict[str, Any]]:
+    ours = [one["rollart"] for one in rounds]
+    rows = []
+    for mode in MODES:
+        if mode == "rollart":
+            continue
+        theirs = [one[mode] for one in rounds]
+
+        rows.append(compared(ours, theirs, mode, "step time", "s", lambda m: m.seconds, higher_is_better=False))
+        rows.append(
+            compared(
+                ours,
+                theirs,
+                mode,
+                "trained tokens per second",
+                "1/s",
+                lambda m: m.trained_per_s,
+                higher_is_better=True,
+            )
+        )
+    for mode in MODES:
+        runs = [one[mode] for one in rounds]
+        for metric, values in (
+            ("evicted as stale", [m.stale for m in runs]),
+            ("beyond the bound", [m.over for m in runs]),
+        ):
+            rows.append(
+                {"metric": f"trajectories {metric}, {mode}", "unit": "%", "ours": 100 * statistics.mean(values)}
+            )
+        for part in ("get_batch", "train", "wait_weights", "suspend", "update", "resume", "probe"):
+            share = statistics.mean(m.parts.get(part, 0.0) / m.seconds for m in runs)
+            rows.append({"metric": f"share of step time, {mode}: {part}", "unit": "%", "ours": 100 * share})
+    return rows
+
+
+def learned(mode: str, seed: int, folder: Path) -> float:
+    """Seconds of training until an evaluation on held-out lakes reached the success rate."""
+    name = f"learn-{mode}-{seed}"
+    words = [f"run.mode={mode}", MODES[mode], f"run.seed={seed}", "eval.every=2", f"run.stop_at_success={SUCCESS}"]
+    measure(CONFIG, folder, name, [*words, *SLOW, "run.iterations=60"])
+    last = read_metrics(folder / name)[-1]
+    return float(last["time"] or 0) if float(last["eval/success"] or 0) >= SUCCESS else float("inf")
+
+
+def learning(folder: Path) -> list[dict[str, Any]]:
+    rows = []
+    for seed in range(2):
+        ours, theirs = (learned(mode, seed, folder) for mode in ("rollart", "areal"))
+        rows.append(
+            {
+                "metric": f"time to success {SUCCESS:g}, seed {seed}",
+                "unit": "s",
+                "ours": ours,
+                "peer": "areal",
+                "peer_value": theirs,
+                "ratio": theirs / ours,
+            }
+        )
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one round of two counted iterations")
+    parser.add_argument("--learn", action="store_true", help="time to a success rate instead of speed")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.learn:
+            write("modes_learning", "python benchmarks/end_to_end/modes.py --learn", learning(Path(folder)))
+            return 0
+        rounds = [round_of(2 if arguments.quick else 5, n, Path(folder)) for n in range(1 if arguments.quick else 3)]
+    write("modes", "python benchmarks/end_to_end/modes.py" + (" --quick" if arguments.quick else ""), speed(rounds))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
