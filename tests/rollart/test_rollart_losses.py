@@ -92,6 +92,14 @@ CASES: dict[str, tuple[Any, Any]] = {
         lambda d: grpo(d["logprobs"], d["behaviour"], d["advantages"], d["reference"], beta=0.04),
         lambda pi, mu, prox, ref, adv: ref_ppo(pi, mu, adv, 0.2, 0.2) + 0.04 * ref_k3(pi, ref),
     ),
+    "grpo_k1": (
+        lambda d: grpo(d["logprobs"], d["behaviour"], d["advantages"], d["reference"], beta=0.1, kl="k1"),
+        lambda pi, mu, prox, ref, adv: ref_ppo(pi, mu, adv, 0.2, 0.2) + 0.1 * (pi - ref),
+    ),
+    "grpo_k2": (
+        lambda d: grpo(d["logprobs"], d["behaviour"], d["advantages"], d["reference"], beta=0.1, kl="k2"),
+        lambda pi, mu, prox, ref, adv: ref_ppo(pi, mu, adv, 0.2, 0.2) + 0.1 * (pi - ref) ** 2 / 2,
+    ),
     "decoupled_ppo": (
         lambda d: decoupled_ppo(d["logprobs"], d["proximal"], d["behaviour"], d["advantages"], cap=1.5),
         lambda pi, mu, prox, ref, adv: ref_decoupled(pi, prox, mu, adv, 0.2, 0.2, 1.5),
@@ -128,7 +136,7 @@ def test_values_equal_the_reference(name: str, seed: int) -> None:
 
 def frozen_weight_loss(name: str, data: dict[str, torch.Tensor], moved: torch.Tensor) -> torch.Tensor:
     """The loss at `moved` with every stop-gradient weight held at its value at the data's own log-probabilities."""
-    if name in ("ppo", "grpo", "decoupled_ppo"):
+    if name.startswith(("ppo", "grpo", "decoupled_ppo")):
         return CASES[name][0]({**data, "logprobs": moved}).loss.sum()
     at_data = CASES[name][0](data).loss / data["logprobs"]
     return (at_data * moved).sum()
@@ -284,6 +292,82 @@ def test_objective_equals_the_reference() -> None:
     assert float(metrics["behaviour_gap_max"]) == pytest.approx(max(gaps), abs=1e-6)
 
 
-def test_decoupled_ppo_has_the_correction_already() -> None:
-    with pytest.raises(ValueError, match="mismatch_cap"):
-        ObjectiveConfig(loss="decoupled_ppo", mismatch_cap=5.0)
+# The algorithms once more, from pi, mu and the proximal policy, with the bounds that the objective gives them.
+OWN_CAP = {"tis": 2.0, "topr": 1.0, "weighted_topr": 1.0, "decoupled_ppo": 5.0}
+
+
+def ref_token(config: ObjectiveConfig, pi: float, prox: float, mu: float, adv: float) -> float:
+    """What one token costs, the mismatch correction included."""
+    engine = 1.0 if config.mismatch_cap is None else min(np.exp(prox - mu), config.mismatch_cap)
+    against = mu if config.mismatch_cap is None else prox
+    cap = OWN_CAP.get(config.loss, 0.0) if config.cap is None else config.cap
+    low, high = config.clip_low, config.clip_high
+    match config.loss:
+        case "ppo" | "grpo":
+            return engine * ref_ppo(pi, against, adv, low, high)
+        case "decoupled_ppo":
+            weight = min(np.exp(prox - mu), cap) if config.mismatch_cap is None else engine
+            return weight * ref_ppo(pi, prox, adv, low, high)
+        case "tis":
+            return engine * ref_tis(pi, against, adv, cap)
+        case "cispo":
+            return engine * ref_cispo(pi, against, adv, low, high)
+        case "topr":
+            return engine * ref_topr(pi, against, adv, cap, 1.0, 1.0)
+        case "weighted_topr":
+            return engine * ref_topr(pi, against, adv, cap, config.positive_weight, config.negative_weight)
+
+
+@pytest.mark.parametrize("loss", ["ppo", "grpo", "decoupled_ppo", "tis", "cispo", "topr", "weighted_topr"])
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
+@pytest.mark.parametrize(("mismatch_cap", "outlier"), [(None, None), (5.0, None), (1.2, 2.0), (None, 1.5)])
+def test_every_loss_takes_every_knob(
+    loss: Any, aggregation: Any, mismatch_cap: float | None, outlier: float | None
+) -> None:
+    config = ObjectiveConfig(
+        loss=loss,
+        aggregation=aggregation,
+        mismatch_cap=mismatch_cap,
+        outlier=outlier,
+        kl_coef=0.1 if loss == "grpo" else 0.0,
+        positive_weight=0.7,
+    )
+    data = sample(23)
+    reference = data["reference"] if config.needs_reference else None
+    tokens = make_tokens(data, proximal=data["proximal"], **({} if reference is None else {"reference": reference}))
+    weights = aggregation_weights(config.aggregation, keep_mask(config, tokens), torch.arange(SHAPE[0]))
+    total, metrics = objective(config, data["logprobs"], -data["logprobs"], tokens, weights)
+    rows: list[list[float]] = [[] for _ in range(SHAPE[0])]
+    for row, column in np.ndindex(*SHAPE):
+        value = {name: float(tensor[row, column]) for name, tensor in data.items()}
+        engine = np.exp(value["proximal"] - value["behaviour"])
+        if not value["mask"] or (outlier is not None and not 1 / outlier <= engine <= outlier):
+            continue
+        cost = ref_token(config, value["logprobs"], value["proximal"], value["behaviour"], value["advantages"])
+        rows[row].append(cost + config.kl_coef * ref_k3(value["logprobs"], value["reference"]))
+    if aggregation == "token_mean":
+        expected = np.mean([cost for row in rows for cost in row])
+    else:
+        expected = np.mean([np.mean(row) for row in rows if row])
+    assert float(total) == pytest.approx(float(expected), abs=1e-6)
+    assert ("mismatch" in metrics) == (mismatch_cap is not None)
+
+
+def test_metrics_say_how_far_apart_trainer_and_engine_are() -> None:
+    data = sample(5, spread=0.1)
+    tokens = make_tokens(data)
+    weights = aggregation_weights("token_mean", data["mask"], torch.arange(SHAPE[0]))
+    _, metrics = objective(ObjectiveConfig(loss="ppo"), data["logprobs"], -data["logprobs"], tokens, weights)
+    live = data["mask"].numpy()
+    pi, mu = data["logprobs"].numpy()[live], data["behaviour"].numpy()[live]
+    r = np.exp(pi - mu)
+    clipped = np.where(data["advantages"].numpy()[live] >= 0, r > 1.28, r < 0.8)
+    expected = {
+        "behaviour_gap": np.abs(pi - mu).mean(),
+        "behaviour_gap_max": np.abs(pi - mu).max(),
+        "behaviour_kl": (r - 1 - np.log(r)).mean(),
+        "ratio": r.mean(),
+        "bounded": clipped.mean(),
+        "entropy": -pi.mean(),
+    }
+    assert {name: float(metrics[name]) for name in expected} == pytest.approx(expected, abs=1e-6)

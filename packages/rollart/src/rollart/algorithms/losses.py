@@ -11,10 +11,12 @@ against the policy itself, so that no bound is blind (``test_bounds_see_the_beha
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+Divergence = Literal["k1", "k2", "k3"]
 
 # exp() of more than this says no more than "far off" and would only overflow.
 _MAX_LOG_RATIO = 20.0
@@ -53,15 +55,17 @@ def grpo(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     beta: float = 0.04,
+    kl: Divergence = "k3",
 ) -> TokenLoss:
-    """PPO's clipped term plus beta (pi_ref / pi - log(pi_ref / pi) - 1), on group-normalized advantages.
+    """PPO's clipped term plus beta KL(pi, pi_ref), on group-normalized advantages.
 
-    Source: GRPO (DeepSeekMath, arXiv 2402.03300), equations 3 and 4. Without `reference` the KL term is left out.
+    Source: GRPO (DeepSeekMath, arXiv 2402.03300), equation 3, and equation 4 for its estimator k3; `k1` and `k2` are
+    the alternatives. Without `reference` the KL term is left out.
     """
     surrogate = ppo(logprobs, behaviour, advantages, clip_low=clip_low, clip_high=clip_high)
     if reference is None:
         return surrogate
-    return surrogate._replace(loss=surrogate.loss + beta * k3(logprobs, reference))
+    return surrogate._replace(loss=surrogate.loss + beta * divergence(kl, logprobs, reference))
 
 
 def decoupled_ppo(
@@ -147,3 +151,28 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     """pi_ref / pi - 1 - log(pi_ref / pi): unbiased, never negative. All three: Schulman 2020, "Approximating KL"."""
     d = (reference - logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     return torch.expm1(d) - d
+
+
+def divergence(name: Divergence, logprobs: Tensor, reference: Tensor) -> Tensor:
+    """The named estimator of KL(pi, pi_ref), token by token, from tokens drawn from pi."""
+    return {"k1": k1, "k2": k2, "k3": k3}[name](logprobs, reference)
+
+
+def mismatch_weight(trainer: Tensor, engine: Tensor, *, cap: float = 5.0) -> Tensor:
+    """min(pi_trainer / pi_engine, cap), without gradient: what makes up for an engine that computes another policy.
+
+    `trainer` are the trainer's log-probabilities before the update, `engine` those that came with the tokens. Any of
+    the losses above is multiplied by it, its own ratio then being against `trainer`. Source: ROLL Flash
+    (arXiv 2510.11345), engine mismatch mitigation; Yao et al. 2025, "Your efficient RL framework secretly brings you
+    off-policy RL training".
+    """
+    return ratio(trainer, engine).clamp(max=cap).detach()
+
+
+def inlier(trainer: Tensor, engine: Tensor, limit: float) -> Tensor:
+    """Whether pi_trainer / pi_engine lies within [1 / limit, limit]; other tokens are outliers that teach noise.
+
+    Source: IcePop (Ling Team 2025, "Every step evolves", arXiv 2510.18855), which masks them two-sided.
+    """
+    r = ratio(trainer, engine)
+    return (r <= limit) & (r >= 1 / limit)

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from rollart.algorithms import losses
-from rollart.algorithms.losses import TokenLoss
+from rollart.algorithms.losses import Divergence, TokenLoss
 
 LossName = Literal["ppo", "grpo", "decoupled_ppo", "tis", "cispo", "topr", "weighted_topr"]
 Aggregation = Literal["token_mean", "sequence_mean"]
-Divergence = Literal["k1", "k2", "k3"]
 
 
 class ObjectiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,8 +31,8 @@ class ObjectiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     loss: LossName = "tis"
     clip_low: float = 0.2
     clip_high: float = 0.28
-    cap: float = 2.0
-    """Truncation of the ratio in tis, topr, weighted_topr and decoupled_ppo."""
+    cap: float | None = None
+    """Truncation of the ratio; None is the loss's own: 2 in tis, 1 in topr and weighted_topr, 5 in decoupled_ppo."""
     positive_weight: float = 1.0
     negative_weight: float = 1.0
     kl: Divergence = "k3"
@@ -41,21 +40,20 @@ class ObjectiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     entropy_coef: float = 0.0
     aggregation: Aggregation = "token_mean"
     mismatch_cap: float | None = None
-    """C of min(pi_trainer / pi_engine, C), 5 where it is used; None leaves the correction out."""
+    """C of min(pi_trainer / pi_engine, C), 5 where it is used; None leaves the correction out. The weight
+    pi_prox / mu of decoupled_ppo already is this correction: there C takes the place of `cap`."""
     outlier: float | None = None
     """Drops tokens whose pi_trainer / pi_engine is outside [1 / outlier, outlier]; None keeps all."""
-
-    def __post_init__(self) -> None:
-        if self.loss == "decoupled_ppo" and self.mismatch_cap is not None:
-            raise ValueError(
-                f"ObjectiveConfig.mismatch_cap is {self.mismatch_cap!r}; leave it out with decoupled_ppo, whose "
-                "weight pi_prox / mu already is this correction (bounded by cap)"
-            )
 
     @property
     def needs_proximal(self) -> bool:
         """Whether the trainer's own log-probabilities at the start of the train step are needed."""
         return self.loss == "decoupled_ppo" or self.mismatch_cap is not None or self.outlier is not None
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the log-probabilities of the reference model are needed."""
+        return self.kl_coef > 0
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,8 +71,7 @@ def keep_mask(config: ObjectiveConfig, tokens: Tokens) -> Tensor:
     if config.outlier is None:
         return tokens.mask
     assert tokens.proximal is not None
-    r = losses.ratio(tokens.proximal, tokens.behaviour)
-    return tokens.mask & (r <= config.outlier) & (r >= 1 / config.outlier)
+    return tokens.mask & losses.inlier(tokens.proximal, tokens.behaviour, config.outlier)
 
 
 def aggregation_weights(aggregation: Aggregation, mask: Tensor, sequence: Tensor) -> Tensor:
@@ -86,7 +83,7 @@ def aggregation_weights(aggregation: Aggregation, mask: Tensor, sequence: Tensor
     if aggregation == "token_mean":
         return weights / weights.sum().clamp(min=1)
     _, index = torch.unique(sequence, return_inverse=True)
-    lengths = torch.zeros(int(index.max()) + 1).index_add_(0, index, weights.sum(1))
+    lengths = weights.new_zeros(int(index.max()) + 1).index_add_(0, index, weights.sum(1))
     count = (lengths > 0).sum().clamp(min=1)
     return weights / (lengths.clamp(min=1) * count)[index][:, None]
 
@@ -96,30 +93,25 @@ def token_loss(config: ObjectiveConfig, logprobs: Tensor, tokens: Tokens) -> Tok
     # With the mismatch correction the ratio is against the trainer's own policy; the engine's share is the weight.
     corrected = config.mismatch_cap is not None
     behaviour = tokens.proximal if corrected and tokens.proximal is not None else tokens.behaviour
+    advantages = tokens.advantages
     clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    cap = {} if config.cap is None else {"cap": config.cap}
     match config.loss:
         case "ppo" | "grpo":  # grpo's KL term is the objective's
-            return losses.ppo(logprobs, behaviour, tokens.advantages, **clip)
+            return losses.ppo(logprobs, behaviour, advantages, **clip)
         case "decoupled_ppo":
             assert tokens.proximal is not None
-            return losses.decoupled_ppo(
-                logprobs, tokens.proximal, behaviour, tokens.advantages, cap=config.cap, **clip
-            )
+            bound = cap if config.mismatch_cap is None else {"cap": config.mismatch_cap}
+            return losses.decoupled_ppo(logprobs, tokens.proximal, tokens.behaviour, advantages, **bound, **clip)
         case "tis":
-            return losses.tis(logprobs, behaviour, tokens.advantages, cap=config.cap)
+            return losses.tis(logprobs, behaviour, advantages, **cap)
         case "cispo":
-            return losses.cispo(logprobs, behaviour, tokens.advantages, **clip)
+            return losses.cispo(logprobs, behaviour, advantages, **clip)
         case "topr":
-            return losses.topr(logprobs, behaviour, tokens.advantages, cap=config.cap)
+            return losses.topr(logprobs, behaviour, advantages, **cap)
         case "weighted_topr":
-            return losses.weighted_topr(
-                logprobs,
-                behaviour,
-                tokens.advantages,
-                cap=config.cap,
-                positive_weight=config.positive_weight,
-                negative_weight=config.negative_weight,
-            )
+            share = {"positive_weight": config.positive_weight, "negative_weight": config.negative_weight}
+            return losses.weighted_topr(logprobs, behaviour, advantages, **cap, **share)
 
 
 def objective(
@@ -132,35 +124,47 @@ def objective(
     live = weights > 0
     # The values of masked tokens are arbitrary: they must neither overflow nor leave a NaN gradient.
     logprobs = torch.where(live, logprobs, 0.0)
-    tokens = Tokens(
-        mask=live,
-        behaviour=torch.where(live, tokens.behaviour, 0.0),
-        advantages=tokens.advantages,
-        proximal=None if tokens.proximal is None else torch.where(live, tokens.proximal, 0.0),
-        reference=None if tokens.reference is None else torch.where(live, tokens.reference, 0.0),
-    )
+    tokens = _at(tokens, live)
     policy = token_loss(config, logprobs, tokens)
     per_token, extra = policy.loss, {}
     if config.mismatch_cap is not None:
         assert tokens.proximal is not None
-        mismatch = losses.ratio(tokens.proximal, tokens.behaviour).clamp(max=config.mismatch_cap)
-        per_token, extra["mismatch"] = mismatch * per_token, mismatch
+        mismatch = losses.mismatch_weight(tokens.proximal, tokens.behaviour, cap=config.mismatch_cap)
+        extra["mismatch"] = mismatch
+        if config.loss != "decoupled_ppo":
+            per_token = mismatch * per_token
     if tokens.reference is not None:
-        divergence = getattr(losses, config.kl)(logprobs, tokens.reference)
+        divergence = losses.divergence(config.kl, logprobs, tokens.reference)
         per_token, extra["kl"] = per_token + config.kl_coef * divergence, divergence
     if config.entropy_coef:
         per_token = per_token - config.entropy_coef * torch.where(live, entropy, 0.0)
-    total = (weights * per_token).sum()
-    gap = (logprobs - tokens.behaviour).detach().abs()
+    gap = (logprobs - tokens.behaviour).detach()
     values = {
         "loss": per_token,
         "policy_loss": policy.loss,
         "entropy": torch.where(live, entropy, 0.0),
         "ratio": losses.ratio(logprobs, tokens.behaviour),
         "bounded": policy.bounded.to(weights.dtype),
-        "behaviour_gap": gap,
+        "behaviour_gap": gap.abs(),
+        # Tokens drawn from mu estimate KL(mu, pi) without bias by r - 1 - log r.
+        "behaviour_kl": losses.k3(tokens.behaviour, logprobs),
         **extra,
     }
     metrics = {name: (weights * value.detach()).sum() for name, value in values.items()}
-    metrics["behaviour_gap_max"] = gap[live].max() if live.any() else torch.zeros(())
-    return total, metrics
+    metrics["behaviour_gap_max"] = gap.abs()[live].max() if live.any() else torch.zeros_like(metrics["loss"])
+    return (weights * per_token).sum(), metrics
+
+
+def _at(tokens: Tokens, live: Tensor) -> Tokens:
+    """The inputs with zeros where nothing trains."""
+
+    def cleared(values: Tensor) -> Tensor:
+        return torch.where(live, values, 0.0)
+
+    return Tokens(
+        mask=live,
+        behaviour=cleared(tokens.behaviour),
+        advantages=cleared(tokens.advantages),
+        proximal=None if tokens.proximal is None else cleared(tokens.proximal),
+        reference=None if tokens.reference is None else cleared(tokens.reference),
+    )
