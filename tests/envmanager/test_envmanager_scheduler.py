@@ -326,3 +326,15 @@ def test_every_ticket_ends_once():
         assert all(not ticket.late for ticket in buffer.tickets)
 
     virtual(scenario())
+
+
+def test_limits_by_key():
+    async def scenario() -> None:
+        plans: dict[str, Any] = {"short": {"turns": 90}, "long": {"turns": 90}}
+        limits = {"short": Limits(max_turns=2), "long": Limits(max_turns=5)}
+        buffer = FakeBuffer(["short", "long", "short"])
+        options: dict[str, Any] = {"closed": (BufferClosed,), "concurrency": 1, "limits": limits.__getitem__}
+        await RolloutScheduler(World(plans), FakePolicy(), buffer, **options).run()
+        assert [len(ticket.payload.turns) for ticket in buffer.tickets] == [2, 5, 2]
+
+    virtual(scenario())

@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -72,7 +72,7 @@ async def collect(
     fair: bool = False,
     concurrency: int = 256,
     reward: RewardClient | None = None,
-    limits: Limits | None = None,
+    limits: Limits | Callable[[str], Limits] | None = None,
     budgets: Budgets | None = None,
     observer: Observer | None = None,
 ) -> Collection:

@@ -47,11 +47,12 @@ class _Run:
     told so.
     """
 
-    __slots__ = ("ended", "joined", "manager", "reason", "slot", "task", "ticket", "trajectory")
+    __slots__ = ("ended", "joined", "limits", "manager", "reason", "slot", "task", "ticket", "trajectory")
 
-    def __init__(self, ticket: Ticket, manager: EnvManager) -> None:
+    def __init__(self, ticket: Ticket, manager: EnvManager, limits: Limits) -> None:
         self.ticket = ticket
         self.manager = manager
+        self.limits = manager.limits = limits
         self.reason = ""
         self.slot = True
         self.joined = False
@@ -77,7 +78,7 @@ class _Run:
 
 class RolloutScheduler:
     """`run()` returns when the groups are closed, and raises what else they raise; cancel it to end all at
-    once.
+    once. `limits` may be a function of the key, where tasks are mixed.
 
     `reward(trajectory)` scores each finished trajectory (None: the sum of the environment's rewards), at most
     `scoring` at a time; when that is full, slots wait. `closed` are further exceptions of `next_ticket` that mean
@@ -93,7 +94,7 @@ class RolloutScheduler:
         *,
         concurrency: int = 256,
         reward: RewardClient | None = None,
-        limits: Limits | None = None,
+        limits: Limits | Callable[[str], Limits] | None = None,
         observer: Observer | None = None,
         scoring: int = 1024,
         seed: Callable[[Ticket], int] = seed_of,
@@ -104,7 +105,8 @@ class RolloutScheduler:
     ) -> None:
         if concurrency < 1 or scoring < 1:
             raise ValueError(f"concurrency is {concurrency} and scoring is {scoring}; both must be at least 1")
-        self.limits = limits or Limits()
+        every = limits or Limits()
+        self._limits = every if callable(every) else lambda key: every
         self._groups = groups
         self._barrier = barrier
         self._reward = reward
@@ -118,7 +120,6 @@ class RolloutScheduler:
             EnvManager,
             make_env,
             policy,
-            limits=self.limits,
             observer=observer,
             threads=self._threads,
             barrier=barrier,
@@ -183,7 +184,7 @@ class RolloutScheduler:
             await self._something_ended.wait()
 
     def _start(self, ticket: Ticket, tasks: asyncio.TaskGroup) -> None:
-        run = _Run(ticket, self._idle.pop() if self._idle else self._new_manager())
+        run = _Run(ticket, self._idle.pop() if self._idle else self._new_manager(), self._limits(ticket.key))
         self._stats.started += 1
         self._stats.running += 1
         self._runs.add(run)
@@ -227,7 +228,7 @@ class RolloutScheduler:
             try:
                 return await manager.run(ticket.key, self._seed(ticket), ticket)
             except InfrastructureError as error:
-                if error.phase != "reset" or attempt >= self.limits.reset_retries:
+                if error.phase != "reset" or attempt >= run.limits.reset_retries:
                     raise
                 delay = backoff(attempt, self._jitter)
                 log.info("resetting again in %.1f s: %s", delay, error)
@@ -253,7 +254,7 @@ class RolloutScheduler:
             self._free(run)
             started = asyncio.get_running_loop().time()
             try:
-                value = await self._rewarded(trajectory, reward)
+                value = await within("scoring", run.limits.reward_timeout, self._rewarded(trajectory, reward))
             except RolloutError as error:
                 error.key, error.phase = trajectory.key, "reward"
                 raise
@@ -265,7 +266,7 @@ class RolloutScheduler:
 
     async def _rewarded(self, trajectory: Trajectory, reward: RewardClient) -> float:
         try:
-            value = await within("scoring", self.limits.reward_timeout, reward(trajectory))
+            value = await reward(trajectory)
         except RolloutError:
             raise
         except Exception as error:
