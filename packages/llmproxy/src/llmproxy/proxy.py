@@ -18,6 +18,7 @@ from .errors import Closed, UpdateFailed, WrongState
 from .fleet import Fleet, Slot
 from .flights import Flights
 from .gate import Gate
+from .passages import Passages
 from .routing import AffinityRouter, Router
 from .values import Ack, GenerateRequest, GenerateResult, Partial
 from .worker import Worker
@@ -46,6 +47,7 @@ class LLMProxy:
         self._gate = Gate(max(held, default=0) if version is None else version)
         self._fleet = Fleet()
         self._flights = Flights(self._gate, self._fleet, self._router, config, self._fence)
+        self.passages = Passages(self._gate, self._fleet, self._router, config.patience, self._fence)
         self._mending: dict[str, asyncio.Task[None]] = {}
         self._moving: set[asyncio.Task[None]] = set()
         self._phase = asyncio.Lock()
@@ -130,7 +132,7 @@ class LLMProxy:
     async def resume(self) -> None:
         """Open the gate and let workers that hold the allowed version go on."""
         self._gate.resume()
-        self._flights.wake()
+        self._wake()
         for slot in self._fleet:
             if not slot.serving:
                 self._start_mending(slot)
@@ -165,7 +167,7 @@ class LLMProxy:
         slot = self._fleet.add(worker)
         if self._gate.prove(slot.id, worker.version):
             self._refresh()
-            self._flights.wake()
+            self._wake()
         else:
             self._fence(slot, f"joined with version {worker.version}")
 
@@ -190,6 +192,7 @@ class LLMProxy:
             _log.warning("worker %s is fenced: %s", slot.id, reason)
         self._gate.fence(slot.id, reason)
         self._refresh()
+        self.passages.reclaim(slot, reason)
         if not self._gate.suspended:
             self._start_mending(slot)
 
@@ -210,7 +213,7 @@ class LLMProxy:
                 _log.info("worker %s stays fenced: %r", slot.id, error)
         del self._mending[slot.id]
         self._refresh()
-        self._flights.wake()
+        self._wake()
 
     async def _revive(self, slot: Slot) -> int | None:
         async with asyncio.timeout(self._config.answer):
@@ -252,3 +255,7 @@ class LLMProxy:
 
     def _refresh(self) -> None:
         self._fleet.refresh(self._gate.serves)
+
+    def _wake(self) -> None:
+        self._flights.wake()
+        self.passages.wake()
