@@ -8,7 +8,7 @@ and neighbours differ in version (tests/llmproxy/test_llmproxy_values.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -68,11 +68,24 @@ class Partial(Struct, frozen=True):
     remaining: int
 
 
+class Handoff(Struct, frozen=True):
+    """The cache of a context, computed under `version` and held by the prefill worker until a decode worker took it.
+
+    `params` are the engine's own; nobody else reads them.
+    """
+
+    worker: str
+    version: int
+    params: dict[str, Any]
+    cached_tokens: int = 0
+
+
 class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """One generation of one trajectory.
 
     `max_tokens` counts from the start of the generation. With `resume`, what it holds is part of the
-    generation, and at most `resume.remaining` further tokens are made.
+    generation, and at most `resume.remaining` further tokens are made. `handoff` is the proxy's: where a decode
+    worker takes the context's cache from.
     """
 
     trajectory_id: str
@@ -82,6 +95,7 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True):
     sampling: Sampling = Sampling()
     resume: Partial | None = None
     request_id: str = ""
+    handoff: Handoff | None = None
 
     @property
     def budget(self) -> int:
@@ -104,12 +118,18 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Timing(Struct, frozen=True):
-    """Seconds waited for a worker, seconds at workers, and how many workers were tried."""
+    """Seconds waited for a worker, seconds at workers, and how many workers were tried.
+
+    Where prefill and decode are apart, `prefill` seconds of `running` passed at `prefill_worker`, which took
+    `cached_tokens` from its own cache; the decode worker computes nothing of the context.
+    """
 
     queued: float = 0.0
     running: float = 0.0
     attempts: int = 1
     cached_tokens: int = 0
+    prefill: float = 0.0
+    prefill_worker: str = ""
 
 
 class GenerateResult(Struct, frozen=True):

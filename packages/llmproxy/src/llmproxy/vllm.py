@@ -15,13 +15,13 @@ import importlib
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 from zlib import crc32
 
-from . import reaper
+from . import reaper, vllm_transfer
 from .checks import check_request
 from .errors import (
     Aborted,
@@ -36,6 +36,7 @@ from .values import (
     FinishReason,
     GenerateRequest,
     GenerateResult,
+    Handoff,
     Partial,
     Sampling,
     Span,
@@ -85,15 +86,17 @@ class VLLMWorker:
         role: Role = "both",
         *,
         version: int = 0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`version` is that of the weights in `engine_args["model"]`."""
+        """`version` is that of the weights in `engine_args["model"]`; `environment` is for the engine's process."""
         self.id = id
         self.hardware = hardware
         self.role: Role = role
         self.version: int | None = version
         self._initial = version
         self._loader = loader
-        self._engine_args = _merge(engine_args, loader.engine_args(), id)
+        self._engine_args = _merge(vllm_transfer.engine_args(role) | engine_args, loader.engine_args(), id)
+        self._environment = dict(environment or {})
         self._staged: int | None = None
         self._paused = False
         self._vllm: Any = None  # the module vllm_engine
@@ -101,6 +104,7 @@ class VLLMWorker:
         self._reaper: subprocess.Popen[bytes] | None = None
         self._collectors: dict[str, Any] = {}
         self._interrupting: set[str] = set()
+        self._taking: set[str] = set()  # requests that came with a handoff
         self._params: dict[tuple[Sampling, int], Any] = {}
         self._vocabulary = 0
         self._context_limit = 0
@@ -140,12 +144,35 @@ class VLLMWorker:
             await asyncio.to_thread(self._end_engine, engine)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
+        output, interrupted = await self._run(request)
+        return self._answer(request, output, interrupted)
+
+    async def prefill(self, request: GenerateRequest) -> Handoff:
+        output, _ = await self._run(request, vllm_transfer.ASK)
+        version, cached, transfer = self._vllm.read_handoff(output)
+        if transfer is None:
+            raise Aborted(f"request {request.request_id} was aborted on worker {self.id}")
+        return Handoff(self.id, self._version(version), transfer, cached)
+
+    async def release(self, handoff: Handoff) -> None:
+        with self._calling() as engine:
+            await engine.notify_kv_transfer_request_rejected(uuid4().hex, handoff.params)
+
+    def backlog(self) -> int:
+        if self._engine is None:
+            return 0
+        return sum(self._vllm.tokens_left(self._engine, one) for one in self._collectors.values() if one is not None)
+
+    async def _run(self, request: GenerateRequest, ask: dict[str, Any] | None = None) -> tuple[Any, bool]:
+        """The engine's last output for the request, and whether an interrupt ended it."""
         engine, id = self._alive(), request.request_id
         if id in self._collectors:
             raise DuplicateRequest("request_id", f"{id!r} is running on worker {self.id}", "unique")
         self._check(request)
-        params = self._sampling_params(request)
+        params = self._sampling_params(request, ask)
         prompt = self._vllm.tokens_input(request.context)
+        if request.handoff is not None:
+            self._taking.add(id)
         self._collectors[id] = collector = None
         try:
             self._collectors[id] = collector = await engine.add_request(id, prompt, params)
@@ -162,9 +189,10 @@ class VLLMWorker:
             raise InvalidRequest(error.parameter or "request", str(error), "what the engine takes") from error
         finally:
             del self._collectors[id]
+            self._taking.discard(id)
             interrupted = id in self._interrupting
             self._interrupting.discard(id)
-        return self._answer(request, output, interrupted)
+        return output, interrupted
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._collectors:
@@ -180,6 +208,10 @@ class VLLMWorker:
     async def pause(self) -> None:
         if not self._paused:
             with self._calling() as engine:
+                for id in list(self._taking):
+                    collector = self._collectors[id]
+                    if collector is None or not self._vllm.has_tokens(engine, collector):
+                        await self.interrupt(id)  # the cache it waits for is of the old weights
                 await engine.pause_generation(mode="keep", clear_cache=True)
             self._paused = True
 
@@ -224,7 +256,8 @@ class VLLMWorker:
         self._vllm = importlib.import_module("llmproxy.vllm_engine")
         wanted = _ENVIRONMENT | (_EAGER_ENVIRONMENT if self._engine_args.get("enforce_eager") else {})
         mark = uuid4().hex
-        with _starting, _environment(wanted, mark):
+        given = vllm_transfer.environment(self.role) | self._environment | {reaper.MARK: mark}
+        with _starting, _environment({name: os.environ.get(name, wanted[name]) for name in wanted} | given):
             self._reaper = reaper.start(mark)
             try:
                 self._engine = self._vllm.make(self._engine_args)
@@ -260,19 +293,20 @@ class VLLMWorker:
         if highest >= self._vocabulary:  # such an id would end the engine, not only the request
             raise InvalidRequest("prompt_ids", f"contains {highest}", f"ids below {self._vocabulary}")
 
-    def _sampling_params(self, request: GenerateRequest) -> Any:
-        sampling, budget = request.sampling, request.budget
+    def _sampling_params(self, request: GenerateRequest, ask: dict[str, Any] | None) -> Any:
+        """With `ask`, those of a prefill, whose one token nobody uses."""
+        sampling, budget = request.sampling, request.budget if ask is None else 1
+        transfer = ask if request.handoff is None else request.handoff.params
         params = self._params.get((sampling, budget))
-        if params is not None:
+        if params is not None and transfer is None:
             return params
         mode = self._engine_args["logprobs_mode"]
         if sampling.modifies and mode != "processed_logprobs":
             raise InvalidRequest(
                 "sampling.logprobs", f"are {mode} in this engine", "unmodified sampling, or another logprobs_mode"
             )
-        if sampling.seed is not None:
-            origin = f"{sampling.seed}/{request.trajectory_id}/{len(request.context)}"
-            return self._vllm.sampling_params(sampling, budget, crc32(origin.encode()))
+        if sampling.seed is not None or transfer is not None:
+            return self._vllm.sampling_params(sampling, budget, _seed(request), transfer)
         if len(self._params) >= _KEPT_PARAMS:
             self._params.clear()
         params = self._params[sampling, budget] = self._vllm.sampling_params(sampling, budget, None)
@@ -301,9 +335,8 @@ class VLLMWorker:
 
 
 @contextmanager
-def _environment(wanted: dict[str, str], mark: str) -> Iterator[None]:
+def _environment(inherited: dict[str, str]) -> Iterator[None]:
     """For processes started meanwhile. Afterwards all is as before: what starts later is not the engine's."""
-    inherited = {name: os.environ.get(name, value) for name, value in wanted.items()} | {reaper.MARK: mark}
     before = {name: os.environ.get(name) for name in inherited}
     os.environ.update(inherited)
     try:
@@ -314,6 +347,12 @@ def _environment(wanted: dict[str, str], mark: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _seed(request: GenerateRequest) -> int | None:
+    if request.sampling.seed is None:
+        return None
+    return crc32(f"{request.sampling.seed}/{request.trajectory_id}/{len(request.context)}".encode())
 
 
 def _merge(given: dict[str, Any], loader: dict[str, Any], worker_id: str) -> dict[str, Any]:

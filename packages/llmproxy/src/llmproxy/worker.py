@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from .values import Ack, GenerateRequest, GenerateResult, Partial
+from .values import Ack, GenerateRequest, GenerateResult, Handoff, Partial
 
 Role = Literal["prefill", "decode", "both"]
 
@@ -65,6 +65,35 @@ class Worker(Protocol):
 
     async def probe(self) -> int | None:
         """The version that the engine itself says it holds."""
+        ...
+
+
+class PrefillWorker(Worker, Protocol):
+    """A worker of role "prefill": computes contexts whose generation goes on elsewhere."""
+
+    async def prefill(self, request: GenerateRequest) -> Handoff:
+        """Compute the cache of the request's context and hold it. Cancelling frees it; so does time, in the end."""
+        ...
+
+
+class DecodeWorker(Worker, Protocol):
+    """A worker of role "decode": `generate` takes the cache of the context from `request.handoff`.
+
+    When it cannot, it computes the context itself. Pausing it hands back, as a Partial, what has not taken its cache
+    yet: that cache is of the old weights. Without a handoff it computes the context itself.
+    """
+
+    async def release(self, handoff: Handoff) -> None:
+        """Tell the prefill worker that nobody will come for this cache."""
+        ...
+
+
+@runtime_checkable
+class Reports(Protocol):
+    """A worker that knows its backlog; others are judged by what they were given and have not answered."""
+
+    def backlog(self) -> int:
+        """Tokens not yet computed, of all callers: contexts to prefill, and what budgets still allow to be made."""
         ...
 
 

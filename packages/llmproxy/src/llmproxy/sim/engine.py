@@ -1,0 +1,372 @@
+"""Continuous batching as plain state that is told the time.
+
+Prompts are prefilled in order of arrival, as many together as the speed allows; beside them every decoding sequence makes a
+token a step. All members of the batch advance equally, so one counter of steps orders their ends, and as the time of
+a step grows linearly with the resident tokens, the time of many steps has a closed form: an event costs
+O(log batch), however many tokens lie before it (tests/llmproxy/test_llmproxy_engine.py: the same times as one step after
+the other).
+
+When keys and values fill the memory, the member that joined last is put back and computed again later.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
+from math import inf, sqrt
+from typing import Any, Literal
+
+from llmproxy.values import GenerateRequest, Span
+from .speed import Pace, Speed
+
+SOON = 1e-6
+"""Events closer than this many seconds are one: loops do not tell their times apart."""
+_HEADROOM = 16
+"""Tokens that each sequence must have room for when one more is admitted, else it would be put back at once."""
+
+Event = Literal["", "end", "prefilled", "full", "arrived"]
+
+
+class Job:
+    """One generation: `made` tokens so far; while it decodes, `joined` is where the step counter stood."""
+
+    __slots__ = (
+        "answer",
+        "base",
+        "cached",
+        "joined",
+        "length",
+        "made",
+        "need",
+        "only_prefill",
+        "request",
+        "serial",
+        "spans",
+    )
+
+    def __init__(self, request: GenerateRequest, length: int, answer: Any, only_prefill: bool = False) -> None:
+        self.request = request
+        self.length = length
+        self.answer = answer
+        self.only_prefill = only_prefill
+        self.need = 0.0
+        self.cached = 0
+        self.made = 0
+        self.joined: float | None = None
+        self.base = 0.0  # tokens held minus where the counter stands, the same for as long as it decodes
+        self.serial = 0
+        self.spans: list[Span] = []
+
+    @property
+    def held(self) -> int:
+        """Tokens whose keys and values it needs."""
+        before = self.request.resume
+        return len(self.request.prompt_ids) + (len(before.token_ids) if before else 0) + self.made
+
+    def make(self, tokens: int, version: int) -> None:
+        if tokens > 0:
+            self.spans.append(Span(version, self.made, self.made + tokens))
+            self.made += tokens
+
+
+class Engine:
+    """`ended` is told of each job that made its last token, or whose prefill was all that was asked."""
+
+    def __init__(self, speed: Speed, cache_tokens: float, share_prompts: bool, ended: Callable[[Job], None]) -> None:
+        self.at = 0.0
+        self.version: int | None = 0
+        self.paused = False
+        self.preemptions = 0
+        self._speed = speed
+        self._cache_tokens = cache_tokens
+        self._share = share_prompts
+        self._ended = ended
+        self._queue: deque[Job] = deque()
+        self._prompts: list[Job] = []
+        self._left = 0.0  # tokens of the prompts being prefilled that are still to be computed
+        self._depth = 0.0
+        self._members: dict[Job, None] = {}  # decoding, in the order they joined
+        self._ends: list[tuple[float, int, Job]] = []  # entries of jobs that left are skipped
+        self._serial = 0
+        self._progress = 0.0
+        self._based = 0.0  # sum of the members' `base`
+        self._arriving: list[tuple[float, int, Job]] = []
+        self._wire_free = 0.0
+        self._pins: dict[str, int] = {}
+        self._pinned = 0
+        self._queued = 0
+        self._cache: OrderedDict[Hashable, int] = OrderedDict()
+        self._cached = 0
+        self._pace: Pace | None = None
+
+    # What happens to jobs.
+
+    def add(self, job: Job) -> None:
+        self._queue.append(job)
+        self._queued += job.held
+
+    def bring(self, job: Job) -> None:
+        """Its cache is on the way from another worker; what is here already is not sent."""
+        tokens = max(0, job.held - self._cache.get(job.request.trajectory_id, 0))
+        self._wire_free = max(self.at, self._wire_free) + self._speed.transfer(tokens)
+        self._serial += 1
+        heapq.heappush(self._arriving, (self._wire_free, self._serial, job))
+
+    def drop(self, job: Job) -> None:
+        """Out of the engine, wherever it is, the tokens it made counted."""
+        if job in self._members:
+            self._leave(job)
+        elif job in self._prompts:
+            self._prompts.remove(job)
+            self._queued -= job.held
+            self._left = max(0.0, self._left - job.need) if self._prompts else 0.0
+            self._pace = None
+        elif job in self._queue:
+            self._queue.remove(job)
+            self._queued -= job.held
+        else:
+            self._arriving = [item for item in self._arriving if item[2] is not job]
+            heapq.heapify(self._arriving)
+
+    def restart(self, jobs: list[Job]) -> None:
+        """All caches are dropped: what is kept is prefilled again, in this order."""
+        for job in list(self._members):
+            self._leave(job)
+        self.forget()
+        self._queue.clear()
+        self._prompts.clear()
+        self._arriving.clear()
+        self._left, self._queued, self._pace = 0.0, 0, None
+        for job in jobs:
+            self.add(job)
+
+    def forget(self) -> None:
+        self._cache.clear()
+        self._cached = 0
+        self._pins.clear()
+        self._pinned = 0
+
+    def unpin(self, key: str) -> bool:
+        """A cache that was kept for another worker is free; whether it was here."""
+        tokens = self._pins.pop(key, None)
+        self._pinned -= tokens or 0
+        return tokens is not None
+
+    # Time.
+
+    def advance(self, now: float) -> float:
+        """Bring the state up to `now`; seconds from there until something happens by itself, infinite if nothing will."""
+        while True:
+            wait, event = self._next()
+            left = max(0.0, now - self.at)
+            if wait > left + SOON:
+                self._move(left)
+                self.at = now
+                return wait - left
+            self._move(wait)
+            self.at += wait
+            self._handle(event)
+
+    @property
+    def resident(self) -> float:
+        """Tokens held by decoding sequences."""
+        return self._based + len(self._members) * self._progress
+
+    @property
+    def queued(self) -> int:
+        """Tokens of contexts whose prefill has not ended."""
+        return self._queued
+
+    def settle(self, job: Job) -> None:
+        """Count the whole tokens that a decoding job made under this version."""
+        if job.joined is not None:
+            assert self.version is not None
+            whole = int(self._progress - job.joined + SOON)
+            made = min(whole, job.length - job.made)
+            job.joined += made
+            job.make(made, self.version)
+
+    def _next(self) -> tuple[float, Event]:
+        wait, event = inf, ""
+        if not self.paused:
+            self._admit()
+            steps, event = self._next_steps()
+            wait = self._seconds(steps)
+        if self._arriving and (until := max(0.0, self._arriving[0][0] - self.at)) <= wait:
+            return until, "arrived"
+        return wait, event  # type: ignore[return-value]
+
+    def _next_steps(self) -> tuple[float, Event]:
+        steps: float = inf
+        event: Event = ""
+        members = len(self._members)
+        if members:
+            while self._ends[0][1] != self._ends[0][2].serial:
+                heapq.heappop(self._ends)
+            steps, event = max(0.0, self._ends[0][0] - self._progress), "end"
+            room = self._speed.capacity - self.resident - self._reserved()
+            if members > 1 and room < steps * members:
+                steps, event = max(0.0, room / members), "full"
+        if self._prompts:
+            chunk = self._current_pace().chunk
+            until = self._left / chunk if self._left > 0 else 0.0
+            if until < steps:
+                steps, event = until, "prefilled"
+        return steps, event
+
+    def _current_pace(self) -> Pace:
+        if self._pace is None:
+            self._pace = self._speed.pace(len(self._members), self._left if self._prompts else 0.0, self._depth)
+        return self._pace
+
+    def _seconds(self, steps: float) -> float:
+        if steps == inf or steps == 0.0:
+            return steps
+        pace = self._current_pace()
+        return steps * (pace.base + pace.slope * (self.resident + len(self._members) * steps / 2))
+
+    def _move(self, seconds: float) -> None:
+        """So much time passes without an event."""
+        if seconds <= 0.0 or self.paused or not (self._members or self._prompts):
+            return
+        pace = self._current_pace()
+        first = pace.base + pace.slope * self.resident
+        steps = 2 * seconds / (first + sqrt(first * first + 2 * pace.slope * len(self._members) * seconds))
+        self._progress += steps if self._members else 0.0
+        if self._prompts:
+            self._left = max(0.0, self._left - steps * pace.chunk)
+
+    def _handle(self, event: Event) -> None:
+        if event == "end":
+            job = heapq.heappop(self._ends)[2]
+            assert self.version is not None
+            job.make(job.length - job.made, self.version)
+            self._leave(job)
+            self._remember(job.request.trajectory_id, job.held)
+            self._ended(job)
+        elif event == "prefilled":
+            self._prefilled()
+        elif event == "full":
+            self.preemptions += 1
+            job = next(reversed(self._members))
+            self._leave(job)
+            self._back(job)
+        elif event == "arrived":
+            self._arrived(heapq.heappop(self._arriving)[2])
+
+    # Into and out of the batch.
+
+    def _admit(self) -> None:
+        """Choose what to prefill next, once the prompts before are done."""
+        if self._prompts or not self._queue:
+            return
+        total = reserved = 0.0
+        room = self._speed.capacity - self.resident - self._pinned
+        while self._queue:
+            job = self._queue[0]
+            running = len(self._members) + len(self._prompts) + 1
+            fits = reserved + job.held + _HEADROOM * running <= room or not (
+                self._members or self._prompts or self._pinned
+            )
+            cached = min(self._known(job), job.held - 1)
+            if (
+                not fits
+                or running > self._speed.batch
+                or (self._prompts and total + job.held - cached > self._speed.together)
+            ):
+                break
+            self._queue.popleft()
+            job.cached, job.need = cached, float(job.held - cached)
+            self._take(job.request.trajectory_id)
+            total += job.need
+            reserved += job.held
+            self._prompts.append(job)
+        if self._prompts:
+            self._left = total
+            self._depth = sum(job.cached + job.need / 2 for job in self._prompts) / len(self._prompts)
+            self._pace = None
+            self._trim()
+
+    def _prefilled(self) -> None:
+        prompts, self._prompts = self._prompts, []
+        self._left, self._pace = 0.0, None
+        for job in prompts:
+            self._queued -= job.held
+            if self._share:
+                self._remember(_prompt_key(job), job.held)
+            if job.only_prefill:
+                self._pins[job.request.request_id] = job.held
+                self._pinned += job.held
+                self._remember(job.request.trajectory_id, job.held)
+                self._ended(job)
+            else:
+                self._join(job)
+
+    def _join(self, job: Job) -> None:
+        self._serial += 1
+        job.serial = self._serial
+        job.joined = self._progress
+        job.base = job.held - self._progress
+        self._based += job.base
+        self._members[job] = None
+        heapq.heappush(self._ends, (self._progress + job.length - job.made, job.serial, job))
+        self._pace = None
+
+    def _leave(self, job: Job) -> None:
+        self.settle(job)
+        del self._members[job]
+        job.joined, job.serial = None, 0
+        self._based -= job.base
+        self._pace = None
+        if not self._members:  # small numbers keep the counter exact
+            self._progress = self._based = 0.0
+            self._ends.clear()
+
+    def _back(self, job: Job) -> None:
+        self._queue.appendleft(job)
+        self._queued += job.held
+
+    def _arrived(self, job: Job) -> None:
+        handoff = job.request.handoff
+        assert handoff is not None
+        taken = handoff.params["source"].taken(handoff.params["key"])
+        room = self._speed.capacity - self.resident - self._reserved()
+        if not taken:
+            self.add(job)
+        elif (job.held + _HEADROOM <= room and len(self._members) < self._speed.batch) or not self._members:
+            self._take(job.request.trajectory_id)
+            job.cached = job.held
+            self._join(job)
+        else:
+            self._remember(job.request.trajectory_id, job.held)
+            self._back(job)
+
+    def _reserved(self) -> float:
+        return self._pinned + sum(job.held for job in self._prompts)
+
+    # The prefix cache: whole contexts by trajectory, whole first prompts by content.
+
+    def _known(self, job: Job) -> int:
+        known = self._cache.get(job.request.trajectory_id, 0)
+        if not known and self._share:
+            known = self._cache.get(_prompt_key(job), 0)
+        return known
+
+    def _take(self, key: Hashable) -> None:
+        self._cached -= self._cache.pop(key, 0)
+
+    def _remember(self, key: Hashable, tokens: int) -> None:
+        self._cached += tokens - self._cache.pop(key, 0)
+        self._cache[key] = tokens
+        self._trim()
+
+    def _trim(self) -> None:
+        """What sequences do not need holds what was computed before, the latest used longest."""
+        room = min(self._cache_tokens, self._speed.capacity - self.resident - self._reserved())
+        while len(self._cache) > 1 and self._cached > room:
+            self._cached -= self._cache.popitem(last=False)[1]
+
+
+def _prompt_key(job: Job) -> int:
+    return hash(tuple(job.request.prompt_ids))
