@@ -118,4 +118,4 @@ def test_mixed_versions_learn_the_optimum() -> None:
     """The optimum of E[R] + tau H is softmax(R / tau): reached with the tokens' own log-probabilities alone."""
     optimum = torch.softmax(REWARDS / 0.5, -1).numpy()
     assert np.abs(learn("own") - optimum).max() < 0.02
-    assert np.abs(learn("newest") - optimum).max() > 0.1
+    assert np.abs(learn("newest") - optimum).max() > 0.05

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rollart.algorithms import ObjectiveConfig
 from rollart.models import make_tiny_qwen3
 from rollart.trainers import TorchTrainer, TrainBatch, TrainerConfig, TrainerState
-from rollart.trainers.micro_batch import micro_batches
+from rollart.trainers.micro_batch import share
 
 ALLOWED = (9, 10, 11, 12)
 CONFIG = TrainerConfig(lr=1e-2, minibatches=2, objective=ObjectiveConfig(loss="tis", entropy_coef=0.01))
@@ -80,12 +80,22 @@ def test_micro_batches_and_shared_contexts_change_nothing(model_dir):
     a, b = small.train_step(batch, 0), large.train_step(batch, 0)
     assert distance(weights(small), weights(large)) < 1e-4
     assert a == pytest.approx(b, rel=1e-3, abs=1e-5)
-    shared = next(micro_batches(batch, np.array([0, 1]), 10_000))
+    (shared,) = share(batch, np.array([0, 1]), 10_000)
     assert len(shared.contexts) <= 2
-    rows = np.arange(batch.rows)
-    parts = list(micro_batches(batch, rows, 25))
-    assert sorted(np.concatenate([part.rows for part in parts])) == list(rows)
-    assert all(part.contexts.numel() <= 25 or len(part.rows) == 1 for part in parts)
+    for part in share(batch, batch.trained_rows, 25):
+        assert part.contexts.numel() <= 25 or len(np.unique(part.row)) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 16])
+def test_ranks_share_the_rows(ranks):
+    batch = make_batch()
+    parts = [share(batch, batch.trained_rows, 25, rank, ranks) for rank in range(ranks)]
+    assert len({len(part) for part in parts}) == 1, "passes are collective"
+    counted = [micro for part in parts for micro in part if micro.counts]
+    places = np.concatenate([np.stack([micro.row, micro.column]) for micro in counted], axis=1)
+    seen = np.zeros(batch.loss_mask.shape, dtype=int)
+    np.add.at(seen, tuple(places), 1)
+    np.testing.assert_array_equal(seen, batch.loss_mask)
 
 
 def test_restored_trainer_goes_on_exactly(model_dir, tmp_path):
@@ -125,9 +135,9 @@ def test_steps_come_in_order(model_dir):
 def test_a_step_raises_what_was_rewarded(model_dir):
     trainer = TorchTrainer(model_dir, TrainerConfig(lr=1e-2, warmup=0, minibatches=1))
     batch = make_batch()
-    before = trainer._score_all(trainer.model, batch).numpy()
+    before = trainer.score(batch).numpy()
     metrics = trainer.train_step(batch, 0)
-    after = trainer._score_all(trainer.model, batch).numpy()
+    after = trainer.score(batch).numpy()
     assert (batch.advantages * (after - before))[batch.loss_mask].sum() > 0
     assert metrics["grad_norm"] > 0 and metrics["updates"] == 1
     assert metrics["tokens"] == batch.trained_tokens

@@ -1,13 +1,13 @@
-"""The settings of a trainer and its learning-rate schedule."""
+"""The settings of a trainer and its learning-rate schedule. What they promise together is checked in `layout.py`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from rollart.algorithms import ObjectiveConfig
+from rollart.algorithms import AdvantageName, ObjectiveConfig
 
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -19,7 +19,18 @@ Count = Annotated[int, Meta(ge=1)]
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Optimizer, schedule and cut of a train step. Ranges stand in the types, for configurations to be checked."""
 
+    backend: Literal["torch", "megatron"] = "torch"
+    """`torch` shards with FSDP2 over `data_parallel` processes, `megatron` takes all three degrees."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the model computes in, and the type of published weights; the optimizer's are float32 always."""
+    data_parallel: Count = 1
+    tensor_parallel: Count = 1
+    pipeline_parallel: Count = 1
+    distributed_optimizer: bool = True
+    """megatron: optimizer states are sharded over the data-parallel ranks. FSDP2 does so always."""
     objective: ObjectiveConfig = ObjectiveConfig()
+    advantage: AdvantageName = "group_normalized"
     lr: Positive = 1e-3
     warmup: Annotated[int, Meta(ge=0)] = 5
     """Train steps of linear warm-up."""
@@ -31,12 +42,25 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     eps: Positive = 1e-8
     weight_decay: NonNegative = 0.0
     grad_clip: Positive = 1.0
+    ppo_epochs: Count = 1
+    """Passes of a train step over its batch."""
     minibatches: Count = 4
-    """Optimizer updates per train step, each on its own share of the trajectories."""
+    """Optimizer updates per pass, each on its own share of the batch."""
+    minibatch_of: Literal["trajectories", "groups"] = "trajectories"
+    """What a minibatch never cuts."""
     micro_tokens: Count = 32_768
-    """Padded tokens that go through the model at once."""
+    """Padded tokens that go through the model at once: gradients of as many micro-batches as it takes add up."""
+    logits_mb: Count = 64
+    """MiB of float32 logits that exist at once; more tokens than fit are computed piece by piece, twice."""
+    checkpoint_activations: bool = False
+    """Keep each layer's input alone, and compute the layer again for its gradient."""
     temperature: Positive = 1.0
     seed: int = 0
+
+    @property
+    def processes(self) -> int:
+        """Trainer processes, one a device."""
+        return self.data_parallel * self.tensor_parallel * self.pipeline_parallel
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, then linear decay to `final_lr`, of train step `step` (from 0)."""
