@@ -16,6 +16,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from .errors import NoWorker
 from .fleet import Fleet, Slot
 from .gate import Gate
@@ -23,10 +25,16 @@ from .routing import Router
 from .values import GenerateRequest
 
 
+_DRAWS = 8
+"""Times that a policy is asked again when it names the worker to avoid; policies draw at random."""
+
+
 class Carrier(Protocol):
     """One request on its way. `request` is what routing knows of it; it may lack token ids."""
 
     request: GenerateRequest
+    avoid: Slot | None
+    """A worker that failed it, which it does not go back to while another one takes it."""
 
     def placed(self, slot: Slot, version: int) -> None:
         """Carry it to this worker, which holds `version`. May be called before `enter` returns."""
@@ -99,6 +107,10 @@ class Passages:
 
     def _place(self, carrier: Carrier) -> bool:
         slot = self._router.choose(carrier.request, self._fleet)
+        for _ in range(_DRAWS):
+            if slot is None or slot is not carrier.avoid:
+                break
+            slot = self._router.choose(replace(carrier.request, trajectory_id="", prompt_ids=[]), self._fleet)
         if slot is None:
             return False
         tokens = carrier.request.tokens

@@ -158,7 +158,28 @@ class LLMProxy:
 
         await asyncio.gather(*(ask(slot) for slot in self._fleet if slot.serving))
 
-    # Workers.
+    # Workers, and what faces that carry bytes themselves need to know (see `passages`).
+
+    @property
+    def version(self) -> int:
+        """The version that is served."""
+        return self._gate.version
+
+    @property
+    def context_limit(self) -> int:
+        """The longest context that any worker takes; 0 without workers."""
+        return self._fleet.context_limit
+
+    def workers(self) -> list[Slot]:
+        return list(self._fleet)
+
+    def in_flight(self, id: str) -> bool:
+        """Whether `generate` runs for this trajectory or request."""
+        return self._flights.ledger.find(id) is not None
+
+    def lose(self, slot: Slot, reason: str) -> None:
+        """A worker was found dead or unfit: no traffic until it proved the allowed version again."""
+        self._fence(slot, reason)
 
     def add_worker(self, worker: Worker) -> None:
         """It serves at once if it holds the allowed version; else once it has been brought to it."""

@@ -1,0 +1,66 @@
+"""A streamed answer of a generation, taken in event by event.
+
+Invariant (tests/llmproxy/test_llmproxy_http_worker.py): whatever arrived is in `told` at every instant, so that a
+generation that is cut short keeps it; `lost` is empty only when the stream ended with its last event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from .dialects import Dialect, Told
+from .upstream import Upstream
+
+
+class Stream:
+    """One streamed answer, taken in as it comes. `done` is set when it ended, one way or the other."""
+
+    def __init__(self, dialect: Dialect, wire_id: str) -> None:
+        self.wire_id = wire_id
+        self.upstream: Upstream | None = None
+        self.told = Told()
+        self.status = 0
+        self.lost = ""
+        self.interrupted = False
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._dialect = dialect
+        self._rest = b""
+        self._closed = False
+
+    def on_head(self, upstream: Upstream) -> None:
+        self.status = upstream.status
+
+    def on_body(self, data: bytes) -> None:
+        self._rest += data
+
+    def flush(self) -> None:
+        if self.status != 200:
+            return
+        *events, self._rest = self._rest.replace(b"\r\n", b"\n").split(b"\n\n")
+        for event in events:
+            data = event.removeprefix(b"data:").strip()
+            if data == b"[DONE]":
+                self._closed = True
+            elif data and not event.startswith(b":"):
+                try:
+                    self._dialect.hear(data, self.told)
+                except (msgspec.DecodeError, ValueError) as error:
+                    self.told.error = f"an event that this dialect does not know: {error}"
+
+    def on_end(self) -> None:
+        self.flush()
+        if self.status == 200 and not (self._closed or self.told.error):
+            self.lost = "the stream ended without its last event"
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def on_lost(self, reason: str) -> None:
+        self.lost = reason
+        if not self.done.done():
+            self.done.set_result(None)
+
+    @property
+    def text(self) -> bytes:
+        return self._rest

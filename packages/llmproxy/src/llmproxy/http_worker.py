@@ -1,0 +1,401 @@
+"""A worker behind HTTP: any server that generates from token ids and speaks one of the `dialects`.
+
+Invariants (tests/llmproxy/test_llmproxy_http_worker.py):
+- a generation is finished only when its stream said why it ended and then ended whole; anything else is `WorkerLost`
+  with the tokens that arrived, or a Partial where it was interrupted;
+- a 4xx answer is the caller's error, `InvalidRequest`; it says nothing about the worker;
+- a server that takes requests and never answers is noticed by the watch, which asks for a sign of life over a
+  connection of its own: what runs there is lost when none comes in time;
+- when that connection ends, another server may be at its place: the version is read again before it counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from uuid import uuid4
+from zlib import crc32
+
+import msgspec
+
+from .checks import check_request
+from .dialects import VLLM, Control, Dialect, Told
+from .errors import Aborted, DuplicateRequest, InvalidRequest, UpdateFailed, WorkerLost, WrongState
+from .http_stream import Stream
+from .upstream import Answer, Pool, call, head
+from .values import (
+    Ack,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    Partial,
+    Span,
+    Timing,
+    extend_partial,
+)
+from .worker import Role, WeightLoader
+
+_ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+_ABORT_WAIT = 1.0
+"""How long the last tokens of an aborted generation may take to arrive."""
+_DEFAULT = "default"
+"""What vLLM and SGLang call the weights they were started with."""
+
+
+class HTTPWorker:
+    """A server at `url`. `start` it before use, or give its `context_limit`.
+
+    `version` is that of the weights it was started with. Without a `loader`, `update` does not load: whoever does
+    must have done so between suspend and update, and the server must say that it holds the version.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        id: str = "",
+        hardware: str = "any",
+        role: Role = "both",
+        dialect: Dialect | None = None,
+        loader: WeightLoader | None = None,
+        model: str = "",
+        api_key: str = "",
+        version: int = 0,
+        context_limit: int = 0,
+        processed_logprobs: bool = False,
+        watch: float = 2.0,
+        silence: float = 10.0,
+    ) -> None:
+        """`watch` seconds pass between two signs of life; the server may take `silence` seconds to give one.
+
+        `processed_logprobs`: the server returns log-probabilities of the distribution it sampled from.
+        """
+        self.pool = Pool(url)
+        self.id = id or f"{self.pool.host}:{self.pool.port}"
+        self.hardware = hardware
+        self.role: Role = role
+        self.dialect: Dialect = dialect or VLLM()
+        self.version: int | None = version
+        self.authorization = f"authorization: Bearer {api_key}\r\n".encode() if api_key else b""
+        self.on_lost: Callable[[str], None] | None = None
+        """Told, in addition to running generations, when the watch loses the server."""
+        self._initial = version
+        self._loader = loader
+        self._model = model
+        self._context_limit = context_limit
+        self._processed = processed_logprobs
+        self._watch_every = watch
+        self._silence = silence
+        self._life = Pool(url, on_closed=self._life_ended)
+        self._watching: asyncio.Task[None] | None = None
+        self._look = asyncio.Event()
+        self._same = True
+        self._streams: dict[str, Stream] = {}
+        self._paused = False
+        self._staged: int | None = None
+        self._updating = False
+        self._starts: dict[bytes, bytes] = {}
+
+    @property
+    def context_limit(self) -> int:
+        if not self._context_limit:
+            raise WrongState(f"worker {self.id} has not been started; await start() or give its context_limit")
+        return self._context_limit
+
+    async def start(self) -> None:
+        """Ask the server for its context and its version. Raises WorkerLost when it does not answer."""
+        async with self._answering():
+            models = await self._ask(Control("/v1/models", None))
+            if not self._context_limit or not self._model:
+                listed = (models.get("data") or [{}])[0]
+                self._context_limit = self._context_limit or int(listed.get("max_model_len") or 2**31)
+                self._model = self._model or str(listed.get("id") or "")
+            self.version = await self._held()
+        if self._loader is not None:
+            await self._loader.start(self)
+        self.watch()
+
+    def watch(self) -> None:
+        """Look for signs of life from now on."""
+        if self._watching is None and self._watch_every > 0:
+            self._watching = asyncio.create_task(self._watch())
+
+    def look(self) -> None:
+        """Something was odd: look for a sign of life now."""
+        self._look.set()
+
+    async def close(self) -> None:
+        """Stop using the server. Idle connections close now, others after their answers; the server goes on."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+            self._watching = None
+        self._lose("was closed")
+        self._life.abort()
+        self.pool.close()
+        if self._loader is not None:
+            await self._loader.close()
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
+        id = request.request_id
+        if id in self._streams:
+            raise DuplicateRequest("request_id", f"{id!r} is running on worker {self.id}", "unique")
+        check_request(request, self.context_limit)
+        if request.sampling.modifies and not self._processed:
+            limit = "unmodified sampling, or a server started with --logprobs-mode processed_logprobs"
+            raise InvalidRequest("sampling.logprobs", f"of worker {self.id} are raw", limit)
+        if self._paused and not self.dialect.keeps:
+            return extend_partial(request, [], [], ())
+        # An id that the server has not seen, however often the request comes back here.
+        stream = self._streams[id] = Stream(self.dialect, f"{id}-{uuid4().hex[:8]}")
+        try:
+            self._send(stream, request)
+            await stream.done
+        except asyncio.CancelledError:
+            self.pool.cancel(stream)
+            raise
+        finally:
+            del self._streams[id]
+        return self._answer(request, stream)
+
+    async def abort(self, request_id: str) -> None:
+        await self._end(request_id, interrupted=False)
+
+    async def interrupt(self, request_id: str) -> None:
+        await self._end(request_id, interrupted=True)
+
+    async def pause(self) -> None:
+        if not self._paused:
+            await self._tell(*self.dialect.pause)
+            self._paused = True
+            if not self.dialect.keeps:
+                await asyncio.gather(*(self.interrupt(id) for id in list(self._streams)))
+
+    async def prefetch(self, version: int) -> None:
+        if self._loader is not None:
+            await self._loader.prefetch(version)
+        self._staged = version
+
+    async def update(self, version: int) -> Ack:
+        if self._staged != version:
+            await self.prefetch(version)
+        await self.pause()
+        self.version = self._staged = None
+        self._updating = True
+        try:
+            digest = await self._load(version)
+        except (WorkerLost, asyncio.CancelledError):
+            raise
+        except Exception as error:  # any other failure leaves weights of which nothing is known
+            raise UpdateFailed(version, [Ack(self.id, version, error=f"{type(error).__name__}: {error}")]) from error
+        finally:
+            self._updating = False
+        self.version = version
+        return Ack(self.id, version, digest)
+
+    async def resume(self) -> None:
+        if self.version is None:
+            raise WrongState(f"worker {self.id} holds no known version; update it first")
+        await self._tell(*self.dialect.resume)
+        self._paused = False
+
+    async def probe(self) -> int | None:
+        async with self._answering():
+            await self._ask(Control("/health", None), self._life)
+        self.version = await self._held()
+        self.watch()
+        return self.version
+
+    # What a loader may use.
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Any other endpoint of the server; the decoded answer. Raises WorkerLost, or InvalidRequest for a 4xx."""
+        return await self._ask(Control(path, body))
+
+    async def collective_rpc(
+        self, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call a method of every process of a vLLM engine."""
+        answer = await self.post("/collective_rpc", {"method": method, "args": args, "kwargs": kwargs or {}})
+        return answer["results"]
+
+    async def update_weight_version(self, version: str) -> None:
+        await self.post("/update_weight_version", {"new_version": version})
+
+    def server_errors(self, reason: str) -> None:
+        """Whoever uses `pool` met too many of them: what the version is must be read again."""
+        self.version = None
+        if self.on_lost is not None:
+            self.on_lost(reason)
+
+    # Generations.
+
+    def _send(self, stream: Stream, request: GenerateRequest) -> None:
+        sampling, seed = request.sampling, request.sampling.seed
+        if seed is not None:  # equal seeds draw equal numbers: mix in what tells this turn from others
+            seed = crc32(f"{seed}/{request.trajectory_id}/{len(request.context)}".encode())
+        asked = self.dialect.generation(stream.wire_id, request.context, sampling, request.budget, seed, self._model)
+        body = msgspec.json.encode(asked.body)
+        self.pool.send(stream, head(self.pool, "POST", asked.path, len(body), self.authorization), body)
+
+    def _answer(self, request: GenerateRequest, stream: Stream) -> GenerateResult | Partial:
+        told = stream.told
+        whole = extend_partial(request, told.token_ids, told.logprobs, self._spans(told))
+        if stream.interrupted and told.finish not in _ENDS:
+            return whole
+        if 400 <= stream.status < 500:
+            raise _callers(stream.status, stream.text)
+        if reason := stream.lost or told.error or (f"answered {stream.status}" if stream.status != 200 else ""):
+            raise WorkerLost(self.id, reason, whole)
+        if len(told.logprobs) != len(told.token_ids):
+            raise WorkerLost(self.id, f"{len(told.logprobs)} log-probabilities for {len(told.token_ids)} tokens")
+        if (end := _ENDS.get(told.finish)) is None:
+            if told.finish == "abort":
+                raise Aborted(f"request {request.request_id} was aborted on worker {self.id}")
+            raise WorkerLost(self.id, f"ended a request with {told.finish!r}", whole)
+        timing = Timing(cached_tokens=told.cached)
+        return GenerateResult(whole.token_ids, whole.logprobs, whole.spans, end, self.id, timing)
+
+    def _spans(self, told: Told) -> list[Span]:
+        if told.runs:
+            return [Span(self._number(name), start, end) for name, start, end in told.runs if end > start]
+        known = self.version if self.version is not None else self._initial
+        return [Span(known, 0, len(told.token_ids))] if told.token_ids else []
+
+    async def _end(self, request_id: str, *, interrupted: bool) -> None:
+        """Ask the engine to end it, whose last tokens then arrive; where that does not work, close the connection."""
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        stream.interrupted = stream.interrupted or interrupted
+        if (asked := self.dialect.abort(stream.wire_id)) is not None:
+            with contextlib.suppress(WorkerLost, TimeoutError):
+                async with asyncio.timeout(_ABORT_WAIT):
+                    await self._tell(asked)
+                    await asyncio.shield(stream.done)
+        if not stream.done.done():
+            self.pool.cancel(stream)
+            if not interrupted:
+                stream.told.finish = "abort"
+            stream.done.set_result(None)
+
+    # Controls.
+
+    async def _load(self, version: int) -> str:
+        if self._loader is None:
+            held = await self._held()
+            if held != version:
+                raise WrongState(f"the server holds {held}; load {version} before the update, or give a loader")
+            return ""
+        digest = await self._loader.load(self, version)
+        if (said := self.dialect.announce(version)) is not None:
+            await self._tell(said)
+        return digest
+
+    async def _held(self) -> int | None:
+        """The version that the server says it holds; where it cannot say, the one we know of."""
+        if self.dialect.version is None:
+            return self._initial
+        try:
+            return self._number(self.dialect.held(await self._ask(self.dialect.version)))
+        except InvalidRequest:  # it has no such endpoint, and so no way to be updated either
+            return self._initial if self._loader is None else self.version
+
+    def _number(self, name: str) -> int:
+        return self._initial if name == _DEFAULT else int(name)
+
+    async def _tell(self, *controls: Control) -> None:
+        for control in controls:
+            async with self._answering():
+                await self._ask(control)
+
+    async def _ask(self, control: Control, pool: Pool | None = None) -> Any:
+        method = "GET" if control.body is None else "POST"
+        body = b"" if control.body is None else msgspec.json.encode(control.body)
+        answer = await call(pool or self.pool, method, control.path, body, self.authorization)
+        if 400 <= answer.status < 500:
+            raise _callers(answer.status, answer.body)
+        if answer.status != 200:
+            raise WorkerLost(self.id, f"{control.path} answered {answer.status}: {_text(answer.body)}")
+        return _decoded(answer)
+
+    @contextlib.asynccontextmanager
+    async def _answering(self) -> AsyncIterator[None]:
+        """Errors of the connection, under this worker's name."""
+        try:
+            yield
+        except WorkerLost as error:
+            raise WorkerLost(self.id, error.reason) from error
+
+    # Signs of life.
+
+    async def _watch(self) -> None:
+        """Asks for one every few seconds, or when `look` says so; ends with the worker.
+
+        The connection is kept open between two, so that its end tells of a dead server at once.
+        """
+        alive = True
+        while True:
+            self._look.clear()
+            reason = await self._sign()
+            if reason and alive and not self._updating:
+                self._lose(reason)
+                self.version = None
+                if self.on_lost is not None:
+                    self.on_lost(reason)
+            alive = not reason
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._watch_every):
+                    await self._look.wait()
+
+    async def _sign(self) -> str:
+        """Why there is none; empty when there is one, and the server is the one that it was."""
+        same, self._same = self._same, True
+        try:
+            async with asyncio.timeout(self._silence):
+                answer = await call(self._life, "GET", "/health", b"", self.authorization)
+                if answer.status >= 500:
+                    return f"/health answered {answer.status}"
+                if not same and (held := await self._held()) != self.version:
+                    return f"another server is there, which holds version {held}"
+        except WorkerLost as error:
+            return error.reason
+        except TimeoutError:
+            return f"gave no sign of life in {self._silence} s"
+        return ""
+
+    def _life_ended(self) -> None:
+        self._same = False
+        self._look.set()
+
+    def _lose(self, reason: str) -> None:
+        """End what runs here with what is known of it."""
+        for stream in list(self._streams.values()):
+            self.pool.cancel(stream)
+            stream.on_lost(reason)
+
+
+def _callers(status: int, body: bytes) -> InvalidRequest:
+    """A server's 4xx as the caller's error, naming the field where the server did."""
+    told = _decoded_bytes(body)
+    error = told.get("error", told) if isinstance(told, dict) else {}
+    text = (error.get("message") if isinstance(error, dict) else None) or _text(body)
+    field = (error.get("param") if isinstance(error, dict) else None) or "request"
+    return InvalidRequest(str(field), f"was answered {status}: {text}", "what the server takes")
+
+
+def _decoded(answer: Answer) -> Any:
+    return _decoded_bytes(answer.body)
+
+
+def _decoded_bytes(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body) if body else {}
+    except msgspec.DecodeError:
+        return {}
+
+
+def _text(body: bytes) -> str:
+    return body[:300].decode(errors="replace")
