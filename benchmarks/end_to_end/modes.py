@@ -2,9 +2,9 @@
 
 FrozenLake with few holes and many turns, so that episodes are long-tailed; an injected latency of N(0.3 s, 0.3 s) a
 turn, clipped at 0, and of 0.2 s a reward. The modes take turns, so that a noisy machine hits all. Reports an
-iteration's seconds, trained tokens a second, the share of trajectories thrown away for their age, and the share trained
-beyond the bound. Generation, environments and the trainer share two cores here, so what overlap can win is less than on
-devices of their own.
+iteration's seconds, trained tokens a second, and the shares of trajectories that were thrown away for their age and
+that were trained beyond the bound. Generation, environments and the trainer share two cores here, so what overlap can
+win is less than on devices of their own.
 
     python benchmarks/end_to_end/modes.py            three rounds of five counted iterations
     python benchmarks/end_to_end/modes.py --quick    one round of two
@@ -33,10 +33,14 @@ MODES = {
     "one_off": "buffer.alpha=0",
     "areal": ASYNCHRONOUS,
 }
-SLOW = ["task.latency_mean_s=0.3", "task.latency_std_s=0.3", "task.reward_latency_s=0.2"]
+SLOW = [
+    "tasks.FrozenLake.latency_mean_s=0.3",
+    "tasks.FrozenLake.latency_std_s=0.3",
+    "tasks.FrozenLake.reward_latency_s=0.2",
+]
 LONG = [
-    "task.max_turns=40",
-    "task.frozen=0.9",
+    "tasks.FrozenLake.max_turns=40",
+    "tasks.FrozenLake.frozen=0.9",
     "buffer.drop_uniform=false",
     "buffer.batch_groups=16",
     "rollout.concurrency=256",

@@ -23,8 +23,8 @@ from _runs import CLOSING, ROOT, WARM_UP, Measured, compared, measure, write
 CONFIG = ROOT / "examples" / "frozenlake.yaml"
 ITERATIONS = 5
 SETTINGS = [
-    "task.latency_mean_s=0.2",
-    "task.latency_std_s=0.2",
+    "tasks.FrozenLake.latency_mean_s=0.2",
+    "tasks.FrozenLake.latency_std_s=0.2",
     "eval.every=1000",
     "eval.episodes=8",
     "checkpoint.every=1000",

@@ -37,7 +37,7 @@ def configured(folder: Path) -> Config:
     return load_config(
         overrides=[
             f"run={{name: pipeline, folder: {folder}, iterations: {ITERATIONS}}}",
-            "task={actions_per_turn: 24, max_turns: 6}",
+            "tasks={FrozenLake: {actions_per_turn: 24, max_turns: 6}}",
             f"buffer={{batch_groups: 4, group_size: 4, alpha: {ALPHA}, drop_uniform: false, spare_members: 1}}",
             "rollout={concurrency: 40}",
             "eval={every: 100, episodes: 16}",

@@ -40,8 +40,18 @@ from rollart.errors import ConfigError
         ("buffer.alpha=1e308", "buffer.alpha", "<= 1000"),
         ("run.seed=99999999999999999999", "run.seed", "<= 2147483647"),
         ("weights.bucket_mb=1e-9", "weights.bucket_mb", ">= 0.001"),
-        ("task.frozen=1.0", "task.frozen", "<= 0.95"),
-        ("task.view=4", "task.view", "5 works"),
+        ("tasks.FrozenLake.frozen=1.0", "tasks.FrozenLake.frozen", "<= 0.95"),
+        ("tasks.FrozenLake.view=4", "tasks.FrozenLake.view", "5 works"),
+        ("task.size=3", "task", "did you mean tasks?"),
+        ("tasks.FrozenLake.sise=3", "tasks.FrozenLake.sise", "did you mean tasks.FrozenLake.size?"),
+        ("tasks.math={kind: enw}", "tasks.math.kind", "one of frozenlake, env"),
+        ("tasks.math={kind: env}", "tasks.math", "env"),
+        ("tasks.math=3", "tasks.math", "kind is one of"),
+        ("tasks={}", "tasks", "nothing to learn"),
+        ("generation.affinity={default: cpu, FrozenLace: cpu}", "generation.affinity.FrozenLace", "FrozenLake?"),
+        ("tasks={a: {kind: env, env: x:y, max_tokens: 500}}", "generation.max_model_len", "at least 501"),
+        ("tasks={a: {kind: env, env: x:y}, b: {}}", "model.path", "symbols (b) or text"),
+        ("tasks.FrozenLake.weight=0", "tasks.FrozenLake.weight", "> 0"),
         ("model.path=/nope", "model.path", "holds no config.json"),
         ("generation.affinity={default: tpu}", "generation.affinity.default", "pools offer cpu"),
         ("generation.workers=600", "pools", "the roles ask for 603"),
@@ -115,3 +125,6 @@ def test_a_continuation_cannot_change_what_the_checkpoint_depends_on() -> None:
     check_resumable(load_config(overrides=["run.iterations=500", "eval.every=3"]), stored)
     with pytest.raises(ConfigError, match=r"model\.hidden.*started with 64"):
         check_resumable(load_config(overrides=["model.hidden=128"]), stored)
+    check_resumable(load_config(overrides=["tasks.FrozenLake.max_turns=9"]), stored)
+    with pytest.raises(ConfigError, match=r"tasks\.FrozenLake\.size.*started with 4"):
+        check_resumable(load_config(overrides=["tasks.FrozenLake.size=5"]), stored)

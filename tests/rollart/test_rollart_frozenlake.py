@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollart.tasks import FrozenLakeTask
+from rollart.tasks.frozenlake import FrozenLakeTask
 
 TASK = FrozenLakeTask()
 EVAL = TASK.eval_keys(64)

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollart.models import make_tiny_qwen3
-from rollart.models.tiny import SYMBOLS
-from rollart.tasks import FrozenLakeTask
+from rollart.models.vocabulary import SYMBOLS
+from rollart.tasks.frozenlake import FrozenLakeTask
 
 
 def digests(folder):

@@ -9,7 +9,8 @@ import pytest
 from envmanager import Episode, Span, Turn
 from llmproxy import GenerateRequest, GenerateResult, Sampling
 from llmproxy import Span as ProxySpan
-from rollart.policy import Codec, GenerationSettings, TokenPolicy
+from rollart.chat import Codec, Plain
+from rollart.policy import TokenPolicy, TurnSettings
 
 
 class Letters:
@@ -18,8 +19,8 @@ class Letters:
     def __init__(self) -> None:
         self.encoded: list[str] = []
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        assert not add_special_tokens
+    def encode(self, text: str, *, add_special_tokens: bool, split_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens and split_special_tokens
         self.encoded.append(text)
         return [ord(letter) for letter in text]
 
@@ -39,9 +40,16 @@ class Engine:
         return GenerateResult([ord("x"), ord("y")], [-0.5, -0.25], spans, "length", "gen-0")
 
 
-def policy(engine: Engine, tokenizer: Letters, *, latest_only: bool) -> TokenPolicy:
-    settings = GenerationSettings(task="T", max_tokens=2, sampling=Sampling(), latest_only=latest_only)
-    return TokenPolicy(engine, Codec(tokenizer), settings, prefix="train-", observe=lambda result, start, end: None)
+def policy(engine: Engine, tokenizer: Letters, *, latest_only: bool, context: int = 100) -> TokenPolicy:
+    settings = TurnSettings(
+        task="T",
+        format=Plain(Codec(tokenizer)),
+        max_tokens=2,
+        sampling=Sampling(),
+        latest_only=latest_only,
+        context=context,
+    )
+    return TokenPolicy(engine, lambda key: settings, prefix="train-", observe=lambda result, start, end: None)
 
 
 def episode(observation: str, *turns: Turn) -> Episode:
@@ -69,6 +77,7 @@ async def test_a_turn_appends_to_the_tokens_that_were_generated() -> None:
     engine, tokenizer = Engine(), Letters()
     action = await policy(engine, tokenizer, latest_only=False).act(episode("c", turn("a", [999, 998])))
     assert engine.requests[0].prompt_ids == [ord("a"), 999, 998, ord("c")]
+    assert action is not None
     assert action.prompt_ids == [ord("c")]
     assert not action.new_segment
     assert tokenizer.encoded == ["c"]
@@ -78,12 +87,23 @@ async def test_a_latest_only_task_starts_a_segment_each_turn() -> None:
     engine, tokenizer = Engine(), Letters()
     action = await policy(engine, tokenizer, latest_only=True).act(episode("c", turn("a", [1])))
     assert engine.requests[0].prompt_ids == [ord("c")]
+    assert action is not None
     assert action.new_segment
+
+
+async def test_a_full_context_ends_the_episode_and_a_nearly_full_one_cuts_the_budget() -> None:
+    engine = Engine()
+    long = [turn("a", [1] * 7)]
+    assert await policy(engine, Letters(), latest_only=False, context=9).act(episode("c", *long)) is None
+    assert engine.requests == []
+    await policy(engine, Letters(), latest_only=False, context=10).act(episode("c", *long))
+    assert engine.requests[0].max_tokens == 1
 
 
 async def test_the_action_carries_the_engines_words() -> None:
     engine = Engine()
     action = await policy(engine, Letters(), latest_only=True).act(episode("o"))
+    assert action is not None
     assert (action.text, action.token_ids, action.logprobs) == ("xy", [120, 121], [-0.5, -0.25])
     assert action.spans == [Span(3, 0, 1), Span(4, 1, 2)]
     assert engine.requests[0].trajectory_id == "train-7"
@@ -95,6 +115,7 @@ async def test_frequent_texts_are_encoded_once() -> None:
     subject = policy(engine, tokenizer, latest_only=True)
     for _ in range(3):
         action = await subject.act(episode("same"))
+        assert action is not None
         action.prompt_ids.append(0)  # a caller's change must not reach the cache
     assert tokenizer.encoded == ["same"]
     assert engine.requests[2].prompt_ids == [ord(letter) for letter in "same"]

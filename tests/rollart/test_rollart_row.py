@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from rollart.pipeline.weights import Staged
 from samplebuffer import SampleBuffer
 
 
-async def buffer_with_a_batch() -> tuple[SampleBuffer, Any]:
+async def buffer_with_a_batch(tasks: Sequence[str] = ("a", "a")) -> tuple[SampleBuffer, Any]:
     """Two samples, one generated a version ago; the trainer is one ahead of generation."""
     buffer = SampleBuffer(iter(["a"]), batch_groups=1, group_size=2, alpha=1)
     old = await buffer.next_ticket()
@@ -24,13 +25,13 @@ async def buffer_with_a_batch() -> tuple[SampleBuffer, Any]:
     buffer.advance(1)
     new = await buffer.next_ticket()
     new.stamp(1)
-    old.finish(SimpleNamespace(tokens=30), 1.0)
-    new.finish(SimpleNamespace(tokens=12), 0.0)
+    old.finish(SimpleNamespace(tokens=30, task=tasks[0]), 1.0)
+    new.finish(SimpleNamespace(tokens=12, task=tasks[1]), 0.0)
     return buffer, await buffer.get_batch(trainer_version=2)
 
 
-async def row(switch: Switch | None) -> dict[str, Any]:
-    buffer, batch = await buffer_with_a_batch()
+async def row(switch: Switch | None, tasks: Sequence[str] = ("a", "a")) -> dict[str, Any]:
+    buffer, batch = await buffer_with_a_batch(tasks)
     time = StepTime(10.0, 14.0, {"get_batch": 3_000_000_000, "train": 1_000_000_000})
     iteration = Iteration(7, batch, 1, Trained(3, {"loss": 0.5}), switch, None, time)
     return metrics_row(iteration, buffer.stats(), elapsed_s=99.0, tokens=400)
@@ -46,6 +47,12 @@ async def test_staleness_and_lag_are_counted_from_their_own_clocks() -> None:
     assert (written["version"], written["version/served"], written["train/loss"]) == (3, 1, 0.5)
     assert written["ledger/issued"] == written["ledger/delivered"] == 2
     assert (written["time/get_batch"], written["time/train"]) == (3.0, 1.0)
+
+
+async def test_tasks_are_told_apart_where_there_are_several() -> None:
+    written = await row(None, ("a", "b"))
+    assert (written["reward/mean/a"], written["reward/mean/b"]) == (1.0, 0.0)
+    assert not any(key.startswith("reward/mean/") for key in await row(None))
 
 
 async def test_every_required_key_is_there_and_the_unmeasured_is_none() -> None:

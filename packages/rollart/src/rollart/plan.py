@@ -11,8 +11,10 @@ from math import ceil, floor
 from pathlib import Path
 
 from rollart.config import Config
-from rollart.config.check import observation_tokens
-from rollart.models.tiny import SYMBOLS, TinyQwen3
+from rollart.config.check import least_context
+from rollart.config.tasks import AnyTask, FrozenLakeConfig
+from rollart.models.tiny import TinyQwen3
+from rollart.models.vocabulary import VOCABULARIES
 
 MIB = 1 << 20
 # Resident MiB of each process without the model (the CPU example, measured by summing the process tree by name).
@@ -43,7 +45,9 @@ def _run(config: Config) -> Iterator[tuple[str, str]]:
     run = config.run
     yield "name", f"{run.name} (in {Path(run.folder) / run.name})"
     yield "mode", f"{run.mode}, {run.iterations} iterations, seed {run.seed}"
-    yield "task", f"{config.task.name} {config.task.size}x{config.task.size}, up to {config.task.max_turns} turns"
+    for name, task in config.tasks.items():
+        share = task.weight / sum(other.weight for other in config.tasks.values())
+        yield "task", f"{name}: {_what(task)}, up to {task.max_turns} turns, {share:.0%} of the groups"
     yield (
         "evaluation",
         f"{config.eval.episodes} held-out episodes before training and every {config.eval.every} iterations",
@@ -83,19 +87,35 @@ def _processes(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _batch(config: Config) -> Iterator[tuple[str, str]]:
-    buffer, task = config.buffer, config.task
+    buffer = config.buffer
     trajectories = buffer.batch_groups * buffer.group_size
-    width = observation_tokens(config) + task.actions_per_turn
     alive = floor((1 + buffer.alpha) * buffer.batch_groups) + buffer.spare_groups
     yield "batch", f"{buffer.batch_groups} groups of {buffer.group_size} = {trajectories} trajectories"
-    yield (
-        "arrays",
-        f"up to {trajectories * task.max_turns} rows of {width} tokens ({task.actions_per_turn} trained a row)",
-    )
+    yield "arrays", f"up to {_rows(config)} rows of {_width(config)} tokens"
     yield "updates", f"{config.train.minibatches} a train step, loss {config.train.objective.loss}"
     yield "bound", f"alpha {buffer.alpha:g}: staleness at most {ceil(buffer.alpha)}, at most {alive} groups alive"
     if buffer.spare_groups or buffer.spare_members:
         yield "redundancy", f"{buffer.spare_groups} spare groups, {buffer.spare_members} spare members each"
+
+
+def _what(task: AnyTask) -> str:
+    return f"FrozenLake {task.size}x{task.size}" if isinstance(task, FrozenLakeConfig) else task.env
+
+
+def _latest_only(task: AnyTask) -> bool:
+    return isinstance(task, FrozenLakeConfig) or task.latest_only
+
+
+def _rows(config: Config) -> int:
+    """Context segments of a batch, at most: each turn is one where a turn shows the whole state."""
+    segments = max(task.max_turns if _latest_only(task) else 1 for task in config.tasks.values())
+    return config.buffer.batch_groups * config.buffer.group_size * segments
+
+
+def _width(config: Config) -> int:
+    """Tokens of a row, at most."""
+    lakes = all(isinstance(task, FrozenLakeConfig) for task in config.tasks.values())
+    return max(map(least_context, config.tasks.values())) if lakes else config.generation.max_model_len
 
 
 def _weights(config: Config) -> Iterator[tuple[str, str]]:
@@ -115,9 +135,14 @@ def _model_bytes(config: Config) -> int:
     return 4 * tiny_parameters(config)
 
 
+def _vocabulary(config: Config) -> int:
+    lakes = all(isinstance(task, FrozenLakeConfig) for task in config.tasks.values())
+    return len(VOCABULARIES["symbols" if lakes else "bytes"])
+
+
 def tiny_parameters(config: Config) -> int:
     """Parameters of the tiny Qwen3 that the configuration describes."""
     shape = TinyQwen3(seed=0, hidden=config.model.hidden, layers=config.model.layers, heads=config.model.heads)
     attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads) + 2 * shape.head_dim
     layer = attention + 3 * shape.hidden * shape.intermediate + 2 * shape.hidden
-    return shape.layers * layer + shape.hidden + 2 * len(SYMBOLS) * shape.hidden
+    return shape.layers * layer + shape.hidden + 2 * _vocabulary(config) * shape.hidden

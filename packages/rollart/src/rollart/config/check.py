@@ -6,13 +6,15 @@ Held by tests/rollart/test_rollart_config.py.
 
 from __future__ import annotations
 
+import difflib
 import math
-from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from rollart.config.schema import Config
+from rollart.config.tasks import AnyTask, FrozenLakeConfig
 from rollart.errors import ConfigError
 from rollart.pipeline.modes import MODES
 
@@ -20,26 +22,43 @@ from rollart.pipeline.modes import MODES
 def check(config: Config) -> None:
     """Raise ConfigError for the first combination that cannot run."""
     _check_finite(config)
-    _check_context(config)
-    if config.task.view is not None and config.task.view % 2 == 0:
-        raise ConfigError("task.view", config.task.view, f"must be odd; {config.task.view + 1} works")
+    _check_tasks(config)
     _check_hardware(config)
     _check_model(config)
     _check_training(config)
 
 
-def observation_tokens(config: Config) -> int:
+def observation_tokens(task: FrozenLakeConfig) -> int:
     """Tokens of one observation: rows of cells with a newline each, and a prompt mark."""
-    side = config.task.view or config.task.size
+    side = task.view or task.size
     return side * (side + 1) + 1
 
 
-def _check_context(config: Config) -> None:
-    need = observation_tokens(config) + config.task.actions_per_turn
+def least_context(task: AnyTask) -> int:
+    """Tokens that a turn of the task needs at least."""
+    if isinstance(task, FrozenLakeConfig):
+        return observation_tokens(task) + task.actions_per_turn
+    return 1 + task.max_tokens
+
+
+def _check_tasks(config: Config) -> None:
+    if not config.tasks:
+        raise ConfigError("tasks", {}, "there is nothing to learn; name one, such as tasks: {FrozenLake: {size: 4}}")
     have = config.generation.max_model_len
-    if need > have:
-        reason = f"one turn of this task needs {need} tokens; set it to at least {need}"
-        raise ConfigError("generation.max_model_len", have, reason)
+    for name, task in config.tasks.items():
+        if isinstance(task, FrozenLakeConfig) and task.view is not None and task.view % 2 == 0:
+            raise ConfigError(f"tasks.{name}.view", task.view, f"must be odd; {task.view + 1} works")
+        if (need := least_context(task)) > have:
+            reason = f"one turn of task {name} needs {need} tokens; set it to at least {need}"
+            raise ConfigError("generation.max_model_len", have, reason)
+    for name in config.generation.affinity.keys() - config.tasks.keys() - {"default"}:
+        close = difflib.get_close_matches(name, config.tasks, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"tasks are {', '.join(config.tasks)}"
+        raise ConfigError(f"generation.affinity.{name}", config.generation.affinity[name], f"no such task; {hint}")
+    symbols = [name for name, task in config.tasks.items() if isinstance(task, FrozenLakeConfig)]
+    if not config.model.path and 0 < len(symbols) < len(config.tasks):
+        reason = f"the tiny model speaks symbols ({symbols[0]}) or text, not both; name a model folder"
+        raise ConfigError("model.path", "", reason)
 
 
 def _check_hardware(config: Config) -> None:
@@ -67,6 +86,9 @@ def _check_finite(section: msgspec.Struct, prefix: str = "") -> None:
         value = getattr(section, name)
         if isinstance(value, msgspec.Struct):
             _check_finite(value, f"{prefix}{name}.")
+        elif isinstance(value, dict) and any(isinstance(item, msgspec.Struct) for item in value.values()):
+            for key, item in value.items():
+                _check_finite(item, f"{prefix}{name}.{key}.")
         elif isinstance(value, tuple) and any(isinstance(item, msgspec.Struct) for item in value):
             for index, item in enumerate(value):
                 _check_finite(item, f"{prefix}{name}.{index}.")
@@ -105,11 +127,6 @@ def _check_training(config: Config) -> None:
 _FIXED = (
     "run.seed",
     "run.mode",
-    "task.name",
-    "task.size",
-    "task.frozen",
-    "task.view",
-    "task.actions_per_turn",
     "model.path",
     "model.hidden",
     "model.layers",
@@ -122,21 +139,44 @@ _FIXED = (
 )
 
 
+# Keys of a task that may: they change how long an episode may take, not what it is.
+_LIMITS = ("max_turns", "step_timeout_s", "episode_timeout_s", "latency_mean_s", "latency_std_s", "reward_latency_s")
+
+
 def check_resumable(config: Config, stored: Config) -> None:
     """Raise ConfigError when `config` cannot continue a run that was started with `stored`."""
-    changed = [key for key in differing(config, stored) if key in _FIXED]
+    changed = [key for key in differing(config, stored) if _fixed(key)]
     if changed:
-        now, then = (attrgetter(changed[0])(c) for c in (config, stored))
+        now, then = (_at(c, changed[0]) for c in (config, stored))
         raise ConfigError(changed[0], now, f"the run was started with {then!r}; keep that, or use --overwrite")
+
+
+def _fixed(key: str) -> bool:
+    section, _, rest = key.partition(".")
+    return key in _FIXED or (section == "tasks" and rest.rpartition(".")[2] not in _LIMITS)
+
+
+def _at(value: Any, key: str) -> Any:
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else getattr(value, part)
+    return value
 
 
 def differing(one: msgspec.Struct, other: msgspec.Struct, prefix: str = "") -> list[str]:
     """The dotted keys in which two configurations differ."""
     keys: list[str] = []
     for name in one.__struct_fields__:
-        ours, theirs = getattr(one, name), getattr(other, name)
-        if isinstance(ours, msgspec.Struct):
-            keys += differing(ours, theirs, f"{prefix}{name}.")
-        elif ours != theirs:
-            keys.append(prefix + name)
+        keys += _differing(getattr(one, name), getattr(other, name), f"{prefix}{name}")
     return keys
+
+
+def _differing(ours: Any, theirs: Any, key: str) -> list[str]:
+    if isinstance(ours, msgspec.Struct) and type(ours) is type(theirs):
+        return differing(ours, theirs, f"{key}.")
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return [
+            found
+            for name in {**ours, **theirs}
+            for found in _differing(ours.get(name), theirs.get(name), f"{key}.{name}")
+        ]
+    return [] if ours == theirs else [key]

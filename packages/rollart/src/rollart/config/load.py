@@ -17,6 +17,7 @@ import yaml
 
 from rollart.config.check import check
 from rollart.config.schema import Config
+from rollart.config.tasks import DEFAULT_KIND, KINDS
 from rollart.errors import ConfigError
 
 
@@ -33,20 +34,46 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
 
 def parse_config(tree: Mapping[str, Any]) -> Config:
     """The configuration of plain nested dictionaries. Raises ConfigError."""
+    tree = _with_kinds(tree)
     _refuse_unknown(tree, Config, "")
     tree = {name: value for name, value in tree.items() if value is not None}
-    try:
-        config = msgspec.convert(tree, Config)
-    except msgspec.ValidationError as error:
-        raise _located(error, tree) from None
+    for name, task in tree.get("tasks", {}).items():
+        _converted(task, KINDS[task["kind"]], f"tasks.{name}")  # msgspec does not say which entry of a mapping
+    config = _converted(tree, Config, "")
     config = _derive(config, tree)
     check(config)
     return config
 
 
+def _converted(tree: Any, kind: type[Any], prefix: str) -> Any:
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        raise _located(error, tree, prefix) from None
+
+
 def dump_config(config: Config) -> str:
     """The whole resolved configuration as YAML text."""
     return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True)
+
+
+def _with_kinds(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Every task says its kind, so that its keys can be checked."""
+    tasks = tree.get("tasks")
+    if not isinstance(tasks, Mapping):
+        return tree
+    return {**tree, "tasks": {name: _with_kind(f"tasks.{name}", task) for name, task in tasks.items()}}
+
+
+def _with_kind(key: str, task: Any) -> Any:
+    if task is None:
+        return {"kind": DEFAULT_KIND}
+    if not isinstance(task, Mapping):
+        raise ConfigError(key, task, f"is a section; its kind is one of {', '.join(KINDS)}")
+    kind = task.get("kind", DEFAULT_KIND)
+    if kind not in KINDS:
+        raise ConfigError(f"{key}.kind", kind, f"must be one of {', '.join(KINDS)}")
+    return {"kind": kind, **task}
 
 
 def _derive(config: Config, tree: Mapping[str, Any]) -> Config:
@@ -117,6 +144,8 @@ def _all_keys(struct: type[msgspec.Struct] = Config, prefix: str = "") -> list[s
         keys.append(prefix + name)
         if section is not None:
             keys += _all_keys(section, f"{prefix}{name}.")
+    if struct is Config:
+        keys += [f"tasks.NAME.{name}" for kind in KINDS.values() for name in kind.__struct_fields__]
     return keys
 
 
@@ -127,7 +156,10 @@ def _refuse_unknown(tree: Mapping[str, Any], struct: type[msgspec.Struct], prefi
         if name not in known:
             raise ConfigError(key, value, f"unknown key; {_nearest(str(name), prefix, list(known))}")
         section = known[name]
-        if section is not None:
+        if struct is Config and name == "tasks" and isinstance(value, Mapping):
+            for task, keys in value.items():
+                _refuse_unknown({k: v for k, v in keys.items() if k != "kind"}, KINDS[keys["kind"]], f"{key}.{task}.")
+        elif section is not None:
             if value is None:
                 continue
             if not isinstance(value, Mapping):
@@ -146,7 +178,7 @@ def _nearest(name: str, prefix: str, known: list[str]) -> str:
     return f"valid here: {', '.join(known)}"
 
 
-def _located(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> ConfigError:
+def _located(error: msgspec.ValidationError, tree: Any, prefix: str) -> ConfigError:
     """msgspec says where as ``- at `$.train.lr` ``; ours adds the value that stands there."""
     reason, _, where = str(error).partition(" - at `$")
     path = where.rstrip("`").lstrip(".").replace("[", ".").replace("]", "")
@@ -156,4 +188,5 @@ def _located(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> ConfigE
             value = value[int(part)] if part.isdigit() else None
         elif isinstance(value, Mapping):
             value = value.get(part)
-    return ConfigError(path or "config", value, reason[:1].lower() + reason[1:].replace("`", ""))
+    key = ".".join(filter(None, (prefix, path)))
+    return ConfigError(key or "config", value, reason[:1].lower() + reason[1:].replace("`", ""))

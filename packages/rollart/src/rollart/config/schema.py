@@ -11,15 +11,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from rollart.config.tasks import AnyTask, Count, FrozenLakeConfig, Positive
 from rollart.trainers.config import TrainerConfig
 
 Mode = Literal["rollart", "areal", "one_off", "sync_plus", "sync"]
 Store = Literal["auto", "mooncake", "shm"]
 
-Count = Annotated[int, Meta(ge=1)]
 CountOrZero = Annotated[int, Meta(ge=0)]
-Positive = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
@@ -38,24 +36,6 @@ class RunConfig(Section, frozen=True):
     iterations: Count = 80
     stop_at_success: Share | None = None
     """End early when an evaluation's success rate reaches this value; None trains all iterations."""
-
-
-class TaskConfig(Section, frozen=True):
-    """The environment. `actions_per_turn` symbols are generated each turn and the last one is the move."""
-
-    name: Literal["frozenlake"] = "frozenlake"
-    size: Annotated[int, Meta(ge=3, le=8)] = 4
-    frozen: Annotated[float, Meta(ge=0.3, le=0.95)] = 0.8
-    """Probability of a cell to be ice and not a hole; beyond these limits lakes are too few to hold some out."""
-    max_turns: Count = 20
-    view: Annotated[int, Meta(ge=3, le=15)] | None = None
-    """Cells of the square around the player that it sees, an odd number; None shows the map from above."""
-    actions_per_turn: Count = 1
-    latency_mean_s: NonNegative = 0.0
-    latency_std_s: NonNegative = 0.0
-    """Injected latency of each turn, normal and clipped at 0: slow environments for tests and benchmarks."""
-    reward_latency_s: NonNegative = 0.0
-    """Injected latency of each reward."""
 
 
 class ModelConfig(Section, frozen=True):
@@ -135,7 +115,7 @@ class Config(Section, frozen=True):
     """The whole configuration of a run."""
 
     run: RunConfig = RunConfig()
-    task: TaskConfig = TaskConfig()
+    tasks: dict[Name, AnyTask] = msgspec.field(default_factory=lambda: {"FrozenLake": FrozenLakeConfig()})
     model: ModelConfig = ModelConfig()
     generation: GenerationConfig = GenerationConfig()
     rollout: RolloutConfig = RolloutConfig()

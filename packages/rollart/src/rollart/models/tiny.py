@@ -1,12 +1,10 @@
-"""A tiny Qwen3 model with a symbol-level tokenizer, made on the spot.
+"""A tiny Qwen3 model with a tokenizer, made on the spot.
 
 Invariants
 - The same arguments give the same bytes, whatever was drawn from torch before
   (``test_model_is_a_function_of_its_seed``).
 - A folder that already holds this model is left alone; one that holds another is an error, never overwritten
   (``test_making_twice_changes_nothing``).
-- Every character of an observation and every action is one token, so text and tokens map one to one
-  (``test_text_and_tokens_map_one_to_one``).
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from typing import Any
 import msgspec
 import torch
 
-# 16 entries: two control tokens, the cells, the layout, the moves and three spares for other small games.
-SYMBOLS = ("<pad>", "<eos>", "S", "F", "H", "G", "P", "\n", ">", "L", "D", "R", "U", ".", "#", "?")
+from rollart.models.vocabulary import CONTROL, VOCABULARIES, Vocabulary, write_tokenizer
+
 _RECIPE = "tiny.json"
 
 
@@ -35,6 +33,7 @@ class TinyQwen3(msgspec.Struct, frozen=True, kw_only=True):
     max_length: int = 1024
     rope_theta: float = 10_000.0
     init_std: float = 0.02
+    vocabulary: Vocabulary = "symbols"
 
 
 def make_tiny_qwen3(folder: str | Path, seed: int, **shape: Any) -> Path:
@@ -50,34 +49,19 @@ def make_tiny_qwen3(folder: str | Path, seed: int, **shape: Any) -> Path:
         if found != recipe:
             raise ValueError(f"folder {folder} holds a model made from {found}; give another folder or remove it")
         return folder
-    _write_tokenizer(folder)
+    write_tokenizer(folder, recipe.vocabulary)
     _write_model(folder, recipe)
     marker.write_bytes(msgspec.json.encode(recipe))  # last: a folder without it is unfinished and is made again
     return folder
 
 
-def _write_tokenizer(folder: Path) -> None:
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {symbol: i for i, symbol in enumerate(SYMBOLS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="?",
-        clean_up_tokenization_spaces=False,
-    ).save_pretrained(folder)
-
-
 def _write_model(folder: Path, recipe: TinyQwen3) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
+    words = VOCABULARIES[recipe.vocabulary]
+    pad, eos = CONTROL[recipe.vocabulary]
     config = Qwen3Config(
-        vocab_size=len(SYMBOLS),
+        vocab_size=len(words),
         hidden_size=recipe.hidden,
         intermediate_size=recipe.intermediate,
         num_hidden_layers=recipe.layers,
@@ -88,8 +72,8 @@ def _write_model(folder: Path, recipe: TinyQwen3) -> None:
         initializer_range=recipe.init_std,
         tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
-        pad_token_id=SYMBOLS.index("<pad>"),
-        eos_token_id=SYMBOLS.index("<eos>"),
+        pad_token_id=words.index(pad),
+        eos_token_id=words.index(eos),
         bos_token_id=None,
         dtype="float32",
     )

@@ -24,7 +24,7 @@ class Evaluator:
         keys: Sequence[str],
         *,
         concurrency: int,
-        limits: Limits,
+        limits: Limits | Callable[[str], Limits],
     ) -> None:
         self._make_env = make_env
         self._make_policy = make_policy
@@ -32,6 +32,8 @@ class Evaluator:
         self._concurrency = concurrency
         self._limits = limits
         self._rounds = 0
+        self.by_task: dict[str, float] = {}
+        """The latest success rate of each task."""
 
     async def success(self) -> float:
         """The success rate over the episodes that finished. Raises Starved when none did."""
@@ -46,5 +48,8 @@ class Evaluator:
                 raise
             played = starved.results
             log.warning("evaluation: %d of %d episodes failed", len(played.given_up), len(self._keys))
-        rewards = [trajectory.reward for trajectory in played.trajectories]
-        return sum(reward > 0 for reward in rewards) / len(rewards)
+        reached: dict[str, list[bool]] = {}
+        for trajectory in played.trajectories:
+            reached.setdefault(trajectory.task, []).append(trajectory.reward > 0)
+        self.by_task = {task: sum(each) / len(each) for task, each in reached.items()}
+        return sum(map(sum, reached.values())) / len(played.trajectories)

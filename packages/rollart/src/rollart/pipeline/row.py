@@ -33,6 +33,7 @@ def metrics_row(iteration: Iteration, stats: BufferStats, *, elapsed_s: float, t
         "version/served": iteration.served,
         "time": elapsed_s,
         "reward/mean": sum(rewards) / len(rewards),
+        **_by_task(batch),
         "success/mean": sum(reward > 0 for reward in rewards) / len(rewards),
         "eval/success": iteration.success,
         "parity/max_abs": switch.parity if switch else None,
@@ -50,3 +51,13 @@ def metrics_row(iteration: Iteration, stats: BufferStats, *, elapsed_s: float, t
         **{f"ledger/{column}": count for column, count in ledger.items()},
         **{f"train/{name}": value for name, value in iteration.trained.metrics.items()},
     }
+
+
+def _by_task(batch: Batch) -> Row:
+    """The mean reward of each task, where the batch holds several."""
+    rewards: dict[str, list[float]] = {}
+    for sample in batch.samples:
+        rewards.setdefault(sample.payload.task, []).append(sample.reward)
+    if len(rewards) < 2:
+        return {}
+    return {f"reward/mean/{task}": sum(each) / len(each) for task, each in sorted(rewards.items())}

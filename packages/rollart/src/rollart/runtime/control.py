@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from envmanager import Barrier, Limits, RolloutScheduler, Trajectory
+from envmanager import Barrier, RolloutScheduler, Trajectory
 from llmproxy import AffinityRouter, LLMProxy, ProxyConfig
 from rollart.config import Config
 from rollart.observe.trace import Trace
@@ -35,7 +35,6 @@ class Control:
         """`buffer` is the encoded state of the sample buffer to go on from; `served` the version it starts at."""
         self._config = config
         self._setting = setting
-        limits = _limits(config)
         mode = MODES[config.run.mode]
         self.meter = Meter(trace)
         self.proxy = LLMProxy(
@@ -51,8 +50,8 @@ class Control:
             self._policy("train-"),
             self.buffer,
             concurrency=config.rollout.concurrency,
-            reward=setting.reward,
-            limits=limits,
+            reward=setting.tasks.reward,
+            limits=setting.limits,
             observer=self.meter.environment,
             closed=(Closed,),
             barrier=Barrier() if mode.lockstep else None,
@@ -60,10 +59,11 @@ class Control:
         self.evaluator = Evaluator(
             setting.make_env,
             self._policy,
-            setting.eval_keys(config.eval.episodes),
+            setting.tasks.eval_keys(config.eval.episodes),
             concurrency=config.rollout.concurrency,
-            limits=limits,
+            limits=setting.limits,
         )
+        probe = setting.probe(_PROBE_PROMPTS)
         self.controller = Controller(
             mode=mode,
             buffer=self.buffer,
@@ -73,9 +73,9 @@ class Control:
             probe=ParityProbe(
                 parts.workers,
                 parts.trainer,
-                setting.probe_prompts(_PROBE_PROMPTS),
-                max_tokens=setting.generation.max_tokens,
-                sampling=setting.generation.sampling,
+                probe.prompts,
+                max_tokens=probe.max_tokens,
+                sampling=probe.sampling,
             ),
             evaluate=self.evaluator.success,
             trace=trace,
@@ -94,18 +94,7 @@ class Control:
             stack.push_async_callback(self.weights.close)
 
     def _policy(self, prefix: str) -> TokenPolicy:
-        setting = self._setting
-        return TokenPolicy(self.proxy, setting.codec, setting.generation, prefix=prefix, observe=self.meter.generated)
-
-
-def _limits(config: Config) -> Limits:
-    rollout = config.rollout
-    return Limits(
-        max_turns=config.task.max_turns,
-        step_timeout=rollout.step_timeout_s,
-        turn_timeout=rollout.turn_timeout_s,
-        episode_timeout=rollout.episode_timeout_s,
-    )
+        return TokenPolicy(self.proxy, self._setting.settings, prefix=prefix, observe=self.meter.generated)
 
 
 def _buffer(config: Config, setting: Setting, saved: bytes | None) -> SampleBuffer:

@@ -129,6 +129,8 @@ class Run:
             row["eval/success_before"] = success_before
         if iteration.success is not None:
             self.success = iteration.success
+            if len(self._config.tasks) > 1:
+                row |= {f"eval/success/{task}": rate for task, rate in control.evaluator.by_task.items()}
         row = self._metrics.write(row)
         self._trace.count("staleness", mean=float(row["staleness/mean"] or 0), max=float(row["staleness/max"] or 0))
         self._trace.flush(iteration.step, time.start, time.end, version=iteration.trained.version)

@@ -1,83 +1,84 @@
-"""The task side of a run: environments, keys, rewards, and how text becomes tokens.
+"""The task side of a run: its tasks as one mixture, and the model that plays them.
 
-Invariant: training and evaluation keys never share an instance; the task decides by content
+Invariant: training and evaluation keys never share an instance; each task sees to that
 (tests/rollart/test_rollart_frozenlake.py).
 """
 
 from __future__ import annotations
 
-import asyncio
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from envmanager import Env, LatencyEnv, MakeEnv, Trajectory, nonblocking
+import msgspec
+
+from envmanager import Limits, MakeEnv, nonblocking
 from llmproxy import Sampling
+from rollart.chat import Codec
 from rollart.config import Config
-from rollart.errors import ConfigError
+from rollart.config.tasks import FrozenLakeConfig
 from rollart.models import make_tiny_qwen3
-from rollart.policy import Codec, GenerationSettings
-from rollart.tasks import FrozenLakeTask
+from rollart.policy import TurnSettings
+from rollart.tasks import make_tasks, split
+
+# A probe compares probabilities token by token: a few tokens prove as much as many.
+_PROBE_TOKENS = 8
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """Prompts on which engines and trainer are compared, and how the engines answer them."""
+
+    prompts: list[list[int]]
+    max_tokens: int
+    sampling: Sampling
 
 
 class Setting:
-    """FrozenLake as a configuration describes it."""
+    """What is played. Raises ConfigError for a task that cannot be made with this model."""
 
     def __init__(self, config: Config, model: Path) -> None:
         from transformers import AutoTokenizer
 
-        task = config.task
-        self._config = config
         self.model = model
-        self._task = FrozenLakeTask(size=task.size, frozen=task.frozen, max_turns=task.max_turns, view=task.view)
         self.codec = Codec(AutoTokenizer.from_pretrained(str(model), local_files_only=True))
-        actions = tuple(self._action_token(action) for action in self._task.actions)
-        self.generation = GenerationSettings(
-            task=self._task.name,
-            max_tokens=task.actions_per_turn,
-            sampling=Sampling(allowed_token_ids=actions, ignore_eos=True, logprobs="processed"),
-            latest_only=True,
-        )
-        self.make_env: MakeEnv = nonblocking(lambda key: self._make_env(key))
-
-    def _action_token(self, action: str) -> int:
-        tokens = self.codec.encode(action)
-        if len(tokens) != 1:
-            reason = f"its tokenizer makes {len(tokens)} tokens of the action {action!r}; it must be one"
-            raise ConfigError("model.path", str(self.model), reason)
-        return tokens[0]
+        self.tasks = make_tasks(config.tasks, self.codec, config.generation.max_model_len)
+        self._seed = config.run.seed
+        self._settings = self.tasks.settings
+        self._limits = {name: _limits(config, name) for name in config.tasks}
+        make = self.tasks.make_env
+        self.make_env: MakeEnv = make if self.tasks.blocking else nonblocking(lambda key: make(key))
 
     @property
     def allowed(self) -> dict[str, Sequence[int]]:
-        """The token ids that each task's generations are limited to."""
-        return {self.generation.task: self.generation.sampling.allowed_token_ids or ()}
+        """The token ids that each task's generations are limited to; none for the whole vocabulary."""
+        return {name: turn.sampling.allowed_token_ids or () for name, turn in self._settings.items()}
+
+    def settings(self, key: str) -> TurnSettings:
+        """How turns of a key's task are generated."""
+        return self._settings[split(key)[0]]
+
+    def limits(self, key: str) -> Limits:
+        """The bounds of a key's episode."""
+        return self._limits[split(key)[0]]
+
+    def probe(self, prompts: int) -> Probe:
+        """Prompts of the first task."""
+        first = next(iter(self.tasks.tasks.values()))
+        turn = first.settings
+        return Probe(list(first.probe_prompts(prompts)), min(turn.max_tokens, _PROBE_TOKENS), turn.sampling)
 
     def train_keys(self) -> Iterator[str]:
         """The endless keys of this run, the same at every start."""
-        return self._task.train_keys(self._config.run.seed)
+        return self.tasks.train_keys(self._seed)
 
-    def eval_keys(self, count: int) -> list[str]:
-        """Held-out keys, the same for every run."""
-        return self._task.eval_keys(count)
 
-    def probe_prompts(self, count: int) -> list[list[int]]:
-        """First observations of held-out instances, as tokens."""
-        envs = map(self._task.make_env, self.eval_keys(count))
-        return [self.codec.encode(env.reset(seed=0)[0]) for env in envs]
-
-    async def reward(self, trajectory: Trajectory) -> float:
-        """What the environment paid over the episode."""
-        if self._config.task.reward_latency_s:
-            await asyncio.sleep(self._config.task.reward_latency_s)
-        return sum(turn.reward for turn in trajectory.turns)
-
-    def _make_env(self, key: str) -> Env:
-        env: Any = self._task.make_env(key)
-        task = self._config.task
-        if task.latency_mean_s or task.latency_std_s:
-            return LatencyEnv(env, task.latency_mean_s, task.latency_std_s, seed=zlib.crc32(key.encode()))
-        return env
+def _limits(config: Config, name: str) -> Limits:
+    rollout, task = config.rollout, config.tasks[name]
+    return Limits(
+        max_turns=task.max_turns,
+        step_timeout=task.step_timeout_s or rollout.step_timeout_s,
+        turn_timeout=rollout.turn_timeout_s,
+        episode_timeout=task.episode_timeout_s or rollout.episode_timeout_s,
+    )
 
 
 def prepare_model(config: Config, folder: Path) -> Path:
@@ -85,6 +86,13 @@ def prepare_model(config: Config, folder: Path) -> Path:
     if config.model.path:
         return Path(config.model.path)
     model = config.model
+    symbols = all(isinstance(task, FrozenLakeConfig) for task in config.tasks.values())
     return make_tiny_qwen3(
-        folder / "model", config.run.seed, hidden=model.hidden, layers=model.layers, heads=model.heads
+        folder / "model",
+        config.run.seed,
+        hidden=model.hidden,
+        layers=model.layers,
+        heads=model.heads,
+        max_length=max(1024, config.generation.max_model_len),
+        vocabulary="symbols" if symbols else "bytes",
     )

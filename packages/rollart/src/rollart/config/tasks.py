@@ -1,0 +1,66 @@
+"""The tasks of a run: what each is played on, its share of the mixture, and its limits.
+
+`tasks` maps a name, by which generation is routed and metrics are reported, to one of the kinds below. `kind` says
+which, and is `frozenlake` where it is left out. Held by tests/rollart/test_rollart_config.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+
+
+class _Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    """What every kind of task has. Its deadlines are those of `rollout` unless they are given here."""
+
+    weight: Positive = 1.0
+    """Share of the groups, relative to the other tasks."""
+    max_turns: Count = 20
+    step_timeout_s: Positive | None = None
+    episode_timeout_s: Positive | None = None
+    latency_mean_s: NonNegative = 0.0
+    latency_std_s: NonNegative = 0.0
+    """Injected latency of each turn, normal and clipped at 0: slow environments for tests and benchmarks."""
+    reward_latency_s: NonNegative = 0.0
+    """Injected latency of each reward."""
+
+
+class FrozenLakeConfig(_Kind, frozen=True, tag="frozenlake"):
+    """FrozenLake on random maps. `actions_per_turn` symbols are generated each turn and the last one is the move."""
+
+    size: Annotated[int, Meta(ge=3, le=8)] = 4
+    frozen: Annotated[float, Meta(ge=0.3, le=0.95)] = 0.8
+    """Probability of a cell to be ice and not a hole; beyond these limits lakes are too few to hold some out."""
+    view: Annotated[int, Meta(ge=3, le=15)] | None = None
+    """Cells of the square around the player that it sees, an odd number; None shows the map from above."""
+    actions_per_turn: Count = 1
+
+
+class EnvConfig(_Kind, frozen=True, tag="env"):
+    """Any environment that envmanager knows by name, played in free text."""
+
+    env: str
+    """Such as `gem:game:Mastermind-v0-easy`, `gymnasium:Taxi-v4` or `module:factory?option=value`."""
+    max_tokens: Count = 64
+    """Generated tokens a turn, at most."""
+    chat: Literal["qwen3", "llama3", "plain"] = "qwen3"
+    """How turns become tokens; `plain` encodes observations as they are."""
+    system: str = ""
+    """The system message; empty for none."""
+    tools: bool = False
+    """The action is the tool call in what the model wrote, as `{"name": ..., "arguments": ...}`."""
+    latest_only: bool = False
+    """Each observation shows the whole state, so every turn starts a new context."""
+    reward: str = ""
+    """`module:function` of the finished trajectory, or a URL; empty for the sum of the environment's rewards."""
+
+
+AnyTask = FrozenLakeConfig | EnvConfig
+KINDS: dict[str, type[AnyTask]] = {"frozenlake": FrozenLakeConfig, "env": EnvConfig}
+DEFAULT_KIND = "frozenlake"
