@@ -19,47 +19,67 @@ from .errors import (
 )
 from .fleet import ANY, Fleet, Slot
 from .proxy import LLMProxy
-from .routing import AffinityRouter, Router, less_loaded
+from .routing import (
+    AffinityRouter,
+    CacheAwareRouter,
+    PowerOfTwoRouter,
+    PrefixIndex,
+    RoundRobinRouter,
+    Router,
+    StickyRouter,
+    least_loaded,
+    less_loaded,
+)
 from .sim import SimWorker
 from .values import (
     Ack,
     FinishReason,
     GenerateRequest,
     GenerateResult,
+    Handoff,
     Partial,
     Sampling,
     Span,
     Timing,
     extend_partial,
 )
-from .worker import Role, WeightLoader, Worker
+from .worker import DecodeWorker, PrefillWorker, Reports, Role, WeightLoader, Worker
 
 __all__ = [
     "ANY",
     "Aborted",
     "Ack",
     "AffinityRouter",
+    "CacheAwareRouter",
     "Closed",
+    "DecodeWorker",
     "DuplicateRequest",
     "FinishReason",
     "Fleet",
     "GenerateRequest",
     "GenerateResult",
+    "Handoff",
     "Interrupted",
     "InvalidRequest",
     "LLMProxy",
     "LLMProxyError",
     "NoWorker",
     "Partial",
+    "PowerOfTwoRouter",
+    "PrefillWorker",
+    "PrefixIndex",
     "ProxyConfig",
     "ProxyStats",
+    "Reports",
     "RetriesExhausted",
     "Role",
+    "RoundRobinRouter",
     "Router",
     "Sampling",
     "SimWorker",
     "Slot",
     "Span",
+    "StickyRouter",
     "Timing",
     "UpdateFailed",
     "WeightLoader",
@@ -68,5 +88,6 @@ __all__ = [
     "WorkerStats",
     "WrongState",
     "extend_partial",
+    "least_loaded",
     "less_loaded",
 ]

@@ -1,8 +1,8 @@
 """The workers that a proxy knows, with their load, grouped by hardware class.
 
-Load is counted in tokens: what a worker was given to prefill plus what it may yet decode. It is charged
-when a request is dispatched and released when it leaves; releasing more than was charged raises
-(tests/llmproxy/test_llmproxy_proxy.py: the counters return to zero).
+Load is counted in tokens. A worker that reports its backlog says itself what it has to do; another is charged the
+longest context of each request when that is dispatched, and released when it leaves; releasing more than was
+charged raises (tests/llmproxy/test_llmproxy_proxy.py: the counters return to zero).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from .errors import WrongState
-from .worker import Worker
+from .worker import Reports, Role, Worker
 
 ANY = ""
 """Stands for all hardware classes together."""
@@ -19,27 +19,34 @@ ANY = ""
 class Slot:
     """A worker and what it is carrying."""
 
-    __slots__ = ("context_limit", "hardware", "id", "load", "running", "serving", "worker")
+    __slots__ = ("_backlog", "charged", "context_limit", "hardware", "id", "role", "running", "serving", "worker")
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.id = worker.id
         self.hardware = worker.hardware
+        self.role: Role = worker.role
         self.context_limit = worker.context_limit
         self.serving = False
-        self.load = 0
+        self.charged = 0
         self.running = 0
+        self._backlog = worker.backlog if isinstance(worker, Reports) else None
+
+    @property
+    def load(self) -> int:
+        """Tokens."""
+        return self.charged if self._backlog is None else self._backlog()
 
     def charge(self, tokens: int) -> None:
-        self.load += tokens
+        self.charged += tokens
         self.running += 1
 
     def release(self, tokens: int) -> None:
-        if self.running == 0 or self.load < tokens:
+        if self.running == 0 or self.charged < tokens:
             raise WrongState(
-                f"worker {self.id}: released {tokens} tokens, held {self.load} in {self.running} requests"
+                f"worker {self.id}: released {tokens} tokens, held {self.charged} in {self.running} requests"
             )
-        self.load -= tokens
+        self.charged -= tokens
         self.running -= 1
 
 

@@ -170,7 +170,7 @@ class Flights:
         _announce(entry)
 
     def _finished(self, entry: Entry, slot: Slot, answer: GenerateResult) -> GenerateResult:
-        self._router.served(entry.request, slot)
+        self._router.served(entry.request, slot, answer)
         running = entry.ran_for + _now() - entry.since
         timing = Timing(entry.queued_for, running, entry.placements, answer.timing.cached_tokens)
         return replace(answer, timing=timing)

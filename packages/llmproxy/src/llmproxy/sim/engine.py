@@ -1,10 +1,10 @@
 """Continuous batching as plain state that is told the time.
 
-Prompts are prefilled in order of arrival, as many together as the speed allows; beside them every decoding sequence makes a
-token a step. All members of the batch advance equally, so one counter of steps orders their ends, and as the time of
-a step grows linearly with the resident tokens, the time of many steps has a closed form: an event costs
-O(log batch), however many tokens lie before it (tests/llmproxy/test_llmproxy_engine.py: the same times as one step after
-the other).
+Prompts are prefilled in order of arrival, as many together as the speed allows; beside them every decoding sequence
+makes a token a step. All members of the batch advance equally, so one counter of steps orders their ends, and as the
+time of a step grows linearly with the resident tokens, the time of many steps has a closed form: an event costs
+O(log batch), however many tokens lie before it (tests/llmproxy/test_llmproxy_engine.py: the same times as one step
+after the other).
 
 When keys and values fill the memory, the member that joined last is put back and computed again later.
 """
@@ -18,6 +18,7 @@ from math import inf, sqrt
 from typing import Any, Literal
 
 from llmproxy.values import GenerateRequest, Span
+
 from .speed import Pace, Speed
 
 SOON = 1e-6
@@ -156,7 +157,7 @@ class Engine:
     # Time.
 
     def advance(self, now: float) -> float:
-        """Bring the state up to `now`; seconds from there until something happens by itself, infinite if nothing will."""
+        """Bring the state up to `now`; seconds from there until something happens by itself, or infinity."""
         while True:
             wait, event = self._next()
             left = max(0.0, now - self.at)
@@ -266,15 +267,11 @@ class Engine:
         while self._queue:
             job = self._queue[0]
             running = len(self._members) + len(self._prompts) + 1
-            fits = reserved + job.held + _HEADROOM * running <= room or not (
-                self._members or self._prompts or self._pinned
-            )
+            alone = not (self._members or self._prompts or self._pinned)
+            fits = alone or reserved + job.held + _HEADROOM * running <= room
             cached = min(self._known(job), job.held - 1)
-            if (
-                not fits
-                or running > self._speed.batch
-                or (self._prompts and total + job.held - cached > self._speed.together)
-            ):
+            together = not self._prompts or total + job.held - cached <= self._speed.together
+            if not (fits and together and running <= self._speed.batch):
                 break
             self._queue.popleft()
             job.cached, job.need = cached, float(job.held - cached)

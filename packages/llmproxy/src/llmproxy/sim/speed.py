@@ -47,8 +47,9 @@ class Speed(Protocol):
 
 
 class Rates(Struct, frozen=True):
-    """Prompts one after the other at `prefill` tokens a second, beside them each sequence at
-    `min(decode, decode_total / batch)`; handed-over caches arrive at `handoff` tokens a second."""
+    """Tokens a second: prompts one after the other at `prefill`, beside them each sequence at
+    `min(decode, decode_total / batch)`; caches from other workers arrive at `handoff`.
+    """
 
     prefill: float = 20_000.0
     decode: float = 50.0
@@ -67,8 +68,9 @@ class Rates(Struct, frozen=True):
 
 
 class Device(Struct, frozen=True):
-    """One accelerator: dense 16-bit operations and bytes of memory a second, bytes of memory, bytes a second to the
-    other devices of a worker (`link`) and to other workers (`network`)."""
+    """One accelerator: 16-bit operations and bytes of memory a second, bytes of memory, bytes a second to the other
+    devices of its worker (`link`) and to other workers (`network`).
+    """
 
     name: str
     flops: float
@@ -107,8 +109,11 @@ class Shape(Struct, frozen=True):
 
 
 class Roofline(Struct, frozen=True):
-    """`tensor_parallel` devices with one model. `compute` and `memory` are the reachable parts of the peaks; `chunk` is the
-    most tokens of a step; `overhead` seconds a step go to launching it, `hop` to each reduction over devices."""
+    """`tensor_parallel` devices with one model.
+
+    `compute` and `memory` are the reachable parts of the peaks, `usable` that of the memory. A step has at most
+    `chunk` tokens of `batch` sequences; `overhead` seconds of it go to launching it, `hop` to each sum over devices.
+    """
 
     device: Device
     shape: Shape

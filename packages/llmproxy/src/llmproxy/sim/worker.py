@@ -22,6 +22,7 @@ from llmproxy.values import (
     extend_partial,
 )
 from llmproxy.worker import Role
+
 from .engine import SOON, Engine, Job
 from .speed import Rates, Speed
 
@@ -32,9 +33,9 @@ class SimWorker:
     """Generates after the time it would take: that of `speed`, or of the three rates when it is not given.
 
     `length(request)` says how many tokens a generation has (default: its budget). Workers that `keep` hold running
-    generations across an update and rebuild their caches; others hand back Partials at pause. With `share_prompts` a
-    first prompt is found in the cache by its content too, as members of a group share it. Roles "prefill" and "decode"
-    hand caches over as real engines do.
+    generations across an update and rebuild their caches; others hand back Partials at pause. With `share_prompts`
+    a first prompt is found in the cache by its content too, as members of a group share it. Roles "prefill" and
+    "decode" hand caches over as real engines do.
 
     `die` and `rejoin`, `freeze` and `thaw`, and `failing_updates` inject faults; `tells_partial` says whether a dying
     worker's tokens are known.
@@ -230,7 +231,7 @@ class SimWorker:
             self._engine.bring(job)
         self._schedule()
         try:
-            return await job.answer  # type: ignore[no-any-return]
+            return await job.answer
         finally:
             if self._jobs.get(id) is job:  # cancelled: nothing stays behind
                 self._advance()
