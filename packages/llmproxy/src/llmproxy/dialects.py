@@ -163,7 +163,7 @@ class VLLM:
         return [f"generate-tokens-{id}"]
 
     def abort_ids(self, ids: list[str]) -> Control | None:
-        return Control("/inference/v1/abort_requests", {"request_ids": ids})
+        return Control("/inference/v1/abort_requests", {"request_ids": ids}) if ids else None
 
     def announce(self, version: int) -> Control | None:
         return Control("/update_weight_version", {"new_version": str(version)})
@@ -254,7 +254,7 @@ class _Finish(Struct):
     type: str = ""
 
 
-class _Meta(Struct):
+class _Meta(Struct, frozen=True):
     output_token_logprobs: list[tuple[float, int, Any]] = []
     finish_reason: _Finish | None = None
     weight_version: str | None = None

@@ -40,6 +40,8 @@ from .worker import Role, WeightLoader
 _ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 _ABORT_WAIT = 1.0
 """How long the last tokens of an aborted generation may take to arrive."""
+_COOL_FIRST, _COOL_LONGEST = 0.5, 30.0
+"""How long a worker is left alone after server errors: 0.5 s, and twice as long each time they come back."""
 _DEFAULT = "default"
 """What vLLM and SGLang call the weights they were started with."""
 
@@ -92,6 +94,8 @@ class HTTPWorker:
         self._watching: asyncio.Task[None] | None = None
         self._look = asyncio.Event()
         self._same = True
+        self._cooling = _COOL_FIRST
+        self._cool_until = 0.0
         self._streams: dict[str, Stream] = {}
         self._paused = False
         self._staged: int | None = None
@@ -202,11 +206,38 @@ class HTTPWorker:
         self._paused = False
 
     async def probe(self) -> int | None:
+        wait = self._cool_until - asyncio.get_running_loop().time()
+        if wait > 0:
+            raise WorkerLost(self.id, f"cools down for another {wait:.1f} s after server errors")
         async with self._answering():
             await self._ask(Control("/health", None), self._life)
         self.version = await self._held()
         self.watch()
         return self.version
+
+    def start_line(self, url: bytes) -> bytes:
+        """The first lines of a POST to `url` by whoever sends its own bytes through `pool`."""
+        line = self._starts.get(url)
+        if line is None:
+            if len(self._starts) > 64:
+                self._starts.clear()
+            line = b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%b" % (
+                self.pool.prefix,
+                url,
+                self.pool.authority,
+                self.authorization,
+            )
+            self._starts[url] = line
+        return line
+
+    async def end_foreign(self, path: str, id: str) -> None:
+        """End, with what it has, a request that was sent through `pool` to `path` with this x-request-id."""
+        asked = self.dialect.abort_ids(self.dialect.engine_ids(path, id))
+        if asked is None:
+            raise InvalidRequest(
+                "worker", f"{self.id} cannot interrupt requests to {path}", "one that can; or abort it"
+            )
+        await self._tell(asked)
 
     # What a loader may use.
 
@@ -224,11 +255,13 @@ class HTTPWorker:
     async def update_weight_version(self, version: str) -> None:
         await self.post("/update_weight_version", {"new_version": version})
 
-    def server_errors(self, reason: str) -> None:
-        """Whoever uses `pool` met too many of them: what the version is must be read again."""
-        self.version = None
-        if self.on_lost is not None:
-            self.on_lost(reason)
+    def cool_down(self) -> None:
+        """Whoever uses `pool` met too many server errors: prove nothing for a while, longer each time in a row."""
+        now = asyncio.get_running_loop().time()
+        if now > self._cool_until + 10 * self._cooling:
+            self._cooling = _COOL_FIRST
+        self._cool_until = now + self._cooling
+        self._cooling = min(2 * self._cooling, _COOL_LONGEST)
 
     # Generations.
 

@@ -1,7 +1,7 @@
 """Requests whose bytes another carries: a gateway asks here where each may go, and moves the bytes itself.
 
-They pass the same gate, fence and router as requests of `LLMProxy.generate`, and are charged to the same workers, but no
-task waits for them: a `Carrier` is called back.
+They pass the same gate, fence and router as requests of `LLMProxy.generate`, and are charged to the same workers, but
+no task waits for them: a `Carrier` is called back.
 
 Invariants (tests/llmproxy/test_llmproxy_passages.py):
 - a carrier is placed only while the gate is open, on a worker that serves; between that check and the charge nothing
@@ -23,7 +23,6 @@ from .fleet import Fleet, Slot
 from .gate import Gate
 from .routing import Router
 from .values import GenerateRequest
-
 
 _DRAWS = 8
 """Times that a policy is asked again when it names the worker to avoid; policies draw at random."""

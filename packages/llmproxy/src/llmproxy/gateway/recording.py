@@ -1,0 +1,245 @@
+"""What each trajectory's requests and answers were, to be read back as one record.
+
+Bytes are kept as they passed and decoded when they are asked for, so that recording costs a reference on the way.
+Bounded by trajectories, by bytes and by age, oldest out first (tests/llmproxy/test_llmproxy_recording.py).
+
+Token ids and log-probabilities are the engine's: `asking` puts what makes vLLM return them in front of a body's own
+fields, whose values win where they name the same. Versions are the engine's spans where it tells them
+(`/inference/v1/generate`); elsewhere the version that was served from the request's start to its end, and no spans at
+all when an update came between.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from .config import GatewayConfig
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
+_ASKING = {
+    b"/v1/completions": b'"return_token_ids":true,"logprobs":0,',
+    b"/v1/chat/completions": b'"return_token_ids":true,"logprobs":true,',
+}
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "stop", "n")
+
+
+class Kept(Struct):
+    """One request as it passed."""
+
+    request_id: str
+    endpoint: str
+    worker: str
+    status: int
+    whole: bool
+    seconds: float
+    first_version: int
+    last_version: int
+    body: bytes
+    answer: list[bytes]
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + sum(map(len, self.answer)) + 500
+
+
+class Span(Struct):
+    version: str | int
+    start: int
+    end: int
+
+
+class Choice(Struct):
+    """One sequence of an answer. `logprobs` are aligned with `token_ids`; None where the engine told none."""
+
+    index: int
+    token_ids: list[int] | None
+    logprobs: list[float] | None
+    spans: list[Span] | None
+    finish_reason: str | None
+    text: str
+
+
+class Turn(Struct):
+    """One request of a trajectory, decoded. `whole` is False when the answer was cut short."""
+
+    request_id: str
+    endpoint: str
+    worker: str
+    status: int
+    whole: bool
+    seconds: float
+    versions: tuple[int, int]
+    sampling: dict[str, Any]
+    prompt_token_ids: list[int] | None
+    choices: list[Choice]
+    error: Any = None
+
+
+class _Track(Struct):
+    turns: list[Kept]
+    size: int
+    touched: float
+
+
+class Recorder:
+    """Trajectories by id."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._tracks: OrderedDict[str, _Track] = OrderedDict()
+        self.size = 0
+        self.dropped = 0
+        """Trajectories that had to make room."""
+
+    def __len__(self) -> int:
+        return len(self._tracks)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._tracks
+
+    def ids(self) -> list[str]:
+        return list(self._tracks)
+
+    def asking(self, path: bytes, body: bytes) -> bytes:
+        """The body that makes the engine tell token ids and log-probabilities."""
+        wish = _ASKING.get(path)
+        rest = body.lstrip(b" \t\r\n")
+        if wish is None or rest[:1] != b"{":
+            return body
+        inner = rest[1:].lstrip(b" \t\r\n")
+        return b"{" + (wish[:-1] if inner[:1] == b"}" else wish) + inner
+
+    def keep(self, exchange: Exchange, status: int, whole: bool, version: int, seconds: float, now: float) -> None:
+        kept = Kept(
+            exchange.request.request_id,
+            exchange.endpoint,
+            exchange.worker,
+            status,
+            whole,
+            seconds,
+            exchange.version,
+            version,
+            exchange.incoming.body,
+            exchange.answer or [],
+        )
+        track = self._tracks.setdefault(exchange.request.trajectory_id, _Track([], 0, now))
+        track.turns.append(kept)
+        track.size += kept.size
+        track.touched = now
+        self.size += kept.size
+        self._tracks.move_to_end(exchange.request.trajectory_id)
+        while self._tracks and (
+            len(self._tracks) > self._config.record_count or self.size > self._config.record_bytes
+        ):
+            self._drop(next(iter(self._tracks)))
+
+    def forget_old(self, now: float) -> None:
+        while self._tracks:
+            id, track = next(iter(self._tracks.items()))
+            if track.touched + self._config.record_age > now:
+                return
+            self._drop(id)
+
+    def delete(self, id: str) -> bool:
+        track = self._tracks.pop(id, None)
+        if track is None:
+            return False
+        self.size -= track.size
+        return True
+
+    def get(self, id: str) -> list[Turn] | None:
+        track = self._tracks.get(id)
+        return None if track is None else [decode(kept) for kept in track.turns]
+
+    def _drop(self, id: str) -> None:
+        self.delete(id)
+        self.dropped += 1
+
+
+def decode(kept: Kept) -> Turn:
+    """Read what passed. What cannot be read is left out, never guessed."""
+    asked = _json(kept.body)
+    parameters = asked.get("sampling_params", asked) if isinstance(asked, dict) else {}
+    sampling = {name: parameters[name] for name in _SAMPLING if name in parameters} if parameters else {}
+    turn = Turn(
+        kept.request_id,
+        kept.endpoint,
+        kept.worker,
+        kept.status,
+        kept.whole,
+        kept.seconds,
+        (kept.first_version, kept.last_version),
+        sampling,
+        _prompt(asked),
+        [],
+    )
+    choices: dict[int, Choice] = {}
+    for message in _messages(b"".join(kept.answer)):
+        if "error" in message:
+            turn.error = message["error"]
+        turn.prompt_token_ids = message.get("prompt_token_ids") or turn.prompt_token_ids
+        for told in message.get("choices") or ():
+            turn.prompt_token_ids = told.get("prompt_token_ids") or turn.prompt_token_ids
+            index = told.get("index") or 0
+            choice = choices.setdefault(index, Choice(index, None, None, None, None, ""))
+            _add(choice, told)
+    turn.choices = [choices[index] for index in sorted(choices)]
+    for choice in turn.choices:
+        _complete(choice, kept)
+    return turn
+
+
+def _add(choice: Choice, told: dict[str, Any]) -> None:
+    """An answer's choice, or one event's part of it."""
+    ids = told.get("token_ids")
+    if ids is not None:
+        choice.token_ids = (choice.token_ids or []) + ids
+    logprobs = told.get("logprobs") or {}
+    content = logprobs.get("content")
+    values = [entry["logprob"] for entry in content] if content is not None else logprobs.get("token_logprobs")
+    if values is not None:
+        choice.logprobs = (choice.logprobs or []) + values
+    runs = told.get("weight_versions")
+    if runs:
+        choice.spans = [Span(run["version"], run["start"], run["end"]) for run in runs]
+    message = told.get("message") or told.get("delta") or {}
+    choice.text += told.get("text") or message.get("content") or ""
+    choice.finish_reason = told.get("finish_reason") or choice.finish_reason
+
+
+def _complete(choice: Choice, kept: Kept) -> None:
+    """Log-probabilities must match the tokens; versions are the gateway's own where no update came between."""
+    if choice.token_ids is None or (choice.logprobs is not None and len(choice.logprobs) != len(choice.token_ids)):
+        choice.logprobs = None
+    if choice.spans is None and choice.token_ids and kept.first_version == kept.last_version:
+        choice.spans = [Span(kept.first_version, 0, len(choice.token_ids))]
+
+
+def _prompt(asked: Any) -> list[int] | None:
+    if not isinstance(asked, dict):
+        return None
+    prompt = asked.get("token_ids", asked.get("prompt"))
+    return prompt if isinstance(prompt, list) and all(type(id) is int for id in prompt) else None
+
+
+def _messages(answer: bytes) -> list[dict[str, Any]]:
+    """The JSON object of an answer, or those of its events."""
+    if answer.lstrip()[:1] == b"{":
+        whole = _json(answer)
+        return [whole] if isinstance(whole, dict) else []
+    events = answer.replace(b"\r\n", b"\n").split(b"\n\n")
+    decoded = [_json(event.removeprefix(b"data:").strip()) for event in events if event.startswith(b"data:")]
+    return [message for message in decoded if isinstance(message, dict)]
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return None
