@@ -39,6 +39,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_train(commands)
+    _add_resume(commands)
+    _add_eval(commands)
+    init = commands.add_parser("init", help="write a configuration with every key explained")
+    init.add_argument("config", type=Path, help="the YAML file to write")
+    init.add_argument("--env", help="an environment by name, e.g. gymnasium:Taxi-v4 (default: FrozenLake)")
+    init.set_defaults(command=_init)
     report = commands.add_parser("report", help="write the HTML report of one run, or compare several")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, e.g. runs/frozenlake")
     report.add_argument("--out", type=Path, help="where to write it (default: report.html in the first run)")
@@ -66,10 +72,50 @@ def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     train.set_defaults(command=_train)
 
 
+def _add_resume(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    resume = commands.add_parser(
+        "resume",
+        help="continue a run from its last checkpoint",
+        description="Continue a run with its own configuration. Some keys may change: run.iterations=100 eval.every=5",
+    )
+    resume.add_argument("run", type=Path, help="the run's folder, e.g. runs/frozenlake")
+    resume.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides such as run.iterations=100")
+    resume.set_defaults(command=_resume)
+
+
+def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    evaluate = commands.add_parser(
+        "eval",
+        help="success rate of a run's last checkpoint on held-out tasks",
+        description="Serve a run's last checkpoint and play its tasks' held-out instances.",
+    )
+    evaluate.add_argument("run", type=Path, help="the run's folder, e.g. runs/frozenlake")
+    evaluate.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides such as eval.episodes=1000")
+    evaluate.set_defaults(command=_eval)
+
+
 def _train(arguments: argparse.Namespace) -> int:
     from rollart.cli.train import train
 
     return train(arguments)
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    from rollart.cli.train import resume
+
+    return resume(arguments.run, arguments.overrides)
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    from rollart.cli.evaluate import evaluate
+
+    return evaluate(arguments.run, arguments.overrides)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from rollart.cli.init import init
+
+    return init(arguments.config, arguments.env)
 
 
 def _report(arguments: argparse.Namespace) -> int:

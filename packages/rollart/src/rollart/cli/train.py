@@ -1,16 +1,18 @@
-"""`rollart train`: which run is meant, then the training, then where its report is."""
+"""`rollart train` and `resume`: which run is meant, then the training, then where its report is."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import logging
+from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.logging import RichHandler
 
 from rollart.config import Config, differing, load_config
-from rollart.errors import RollArtError, RunExists
+from rollart.errors import RollArtError, RunExists, RunMissing
 from rollart.observe.dashboard import Dashboard
 from rollart.observe.runinfo import read_run
 from rollart.runtime.folder import RunFolder
@@ -47,10 +49,30 @@ def train(arguments: argparse.Namespace) -> int:
         folder.close()
 
 
+def resume(run: Path, overrides: Sequence[str]) -> int:
+    """Continue the run in a folder from its last checkpoint. Returns the exit status."""
+    config = config_of(run, overrides)
+    folder = RunFolder.of(config)
+    folder.reopen(config)
+    try:
+        return _train(config, folder, Console(), resume=True)
+    finally:
+        folder.close()
+
+
+def config_of(run: Path, overrides: Sequence[str]) -> Config:
+    """A run's own configuration, wherever its folder lies now. Raises RunMissing."""
+    stored = run / "config.yaml"
+    if not stored.is_file():
+        raise RunMissing(f"{run} holds no run (no config.yaml)")
+    place = run.resolve()
+    return load_config(stored, [*overrides, f"run.folder={place.parent}", f"run.name={place.name}"])
+
+
 def _train(config: Config, folder: RunFolder, console: Console, *, resume: bool) -> int:
     from rollart.runtime.training import train
 
-    _log_to(folder, console)
+    log_to(folder, console)
     with Dashboard(console) as dashboard:
         try:
             info = asyncio.run(train(config, folder, dashboard, resume=resume))
@@ -77,7 +99,7 @@ def _done(config: Config, folder: RunFolder) -> bool:
     return config.run.iterations <= stored.run.iterations
 
 
-def _log_to(folder: RunFolder, console: Console) -> None:
+def log_to(folder: RunFolder, console: Console) -> None:
     """Everything goes to logs/driver.log; warnings to the terminal too."""
     file = logging.FileHandler(folder.logs / "driver.log")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

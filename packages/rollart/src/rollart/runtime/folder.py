@@ -79,12 +79,16 @@ class RunFolder:
 
     def reopen(self, config: Config) -> None:
         """Continue the run that is here. Raises RunMissing without a checkpoint, ConfigError if unfit."""
+        self.hold(config)
+        self._write(config)
+
+    def hold(self, config: Config) -> None:
+        """Keep other processes away from the run that is here, to use its checkpoint. Raises as `reopen` does."""
         stored = self.stored_config()
         if self.checkpoints.latest() is None:
-            raise RunMissing(f"{self.path} holds no checkpoint to resume from; start it anew with --overwrite")
+            raise RunMissing(f"{self.path} holds no checkpoint; start it anew with --overwrite")
         check_resumable(config, stored)
         self._acquire()
-        self._write(config)
 
     def close(self) -> None:
         """Let another process use the folder."""
