@@ -76,7 +76,7 @@ def _add_resume(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     resume = commands.add_parser(
         "resume",
         help="continue a run from its last checkpoint",
-        description="Continue a run with its own configuration. Some keys may change: run.iterations=100 eval.every=5",
+        description="Continue a run with its own configuration. Some keys may change, such as run.iterations",
     )
     resume.add_argument("run", type=Path, help="the run's folder, e.g. runs/frozenlake")
     resume.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides such as run.iterations=100")
