@@ -187,7 +187,7 @@ class StoreMachine(RuleBasedStateMachine):
     def withdraw(self, who: Any, keep: bool, again: bool) -> None:
         key = who.choice(self.queued[:2])
         target = key.removesuffix("+")
-        self.twice(again, "withdraw", key, target, "1" if key != target else str(int(keep)))
+        self.twice(again, "withdraw", key, wire.encode([target]), "1" if key != target else str(int(keep)))
 
     @rule(who=st.randoms(use_true_random=False), amount=st.sampled_from([0.5, 1, 1.5, 2, 5]), again=st.booleans())
     @precondition(lambda self: any(b.owner in self.alive for b in self.known.values()))

@@ -163,7 +163,7 @@ async def test_a_bind_cancelled_while_it_asks_holds_nothing(rm, steps):
 async def test_a_bind_that_arrives_after_its_withdrawal_is_not_granted(rm):
     request = Request("x", prefer=["H800"], amount=4)
     session = await rm._session.ready()
-    assert await rm._store.call("withdraw", "late", "late", "0") == [b"withdrawn"]
+    assert await rm._store.call("withdraw", "late", b"\x91\xa4late", "0") == [b"withdrawn"]
     late = ("bind", session, "late", wire.spec_of(request), "1", "", b"")
     assert await rm._store.call(*late) == [b"withdrawn"]
     await rm.bind(request, timeout=0)

@@ -66,7 +66,7 @@ async def test_credentials_are_needed_and_are_not_shown(tmp_path):
 
 async def test_another_schema_version(place):
     await place.raw("HSET", "meta", "schema", 99)
-    with pytest.raises(StoreMismatch, match="schema version 99, this package writes 1"):
+    with pytest.raises(StoreMismatch, match="schema version 99, this package writes 2"):
         await place.connect()
     assert await place.raw("EXISTS", "leases") == 0
 

@@ -14,11 +14,11 @@ from resmgr.values import Event
 async def watch(store: Store, since: int | None) -> AsyncIterator[Event]:
     """Yields events after id `since`, or from now on; `EventsLost` where the next one is no longer kept."""
     last = await _position(store, since)
-    async for entries in store.follow("events", f"{last}-0"):
+    async for entries in store.follow("events", f"0-{last}"):
         if not entries:
             await _position(store, last)
         for number, packed in entries:
-            event = wire.event_of(int(number.partition("-")[0]), packed)
+            event = wire.event_of(int(number.partition("-")[2]), packed)
             if event.id != last + 1:
                 raise events_lost(last, event.id)
             last = event.id
@@ -27,10 +27,11 @@ async def watch(store: Store, since: int | None) -> AsyncIterator[Event]:
 
 async def _position(store: Store, since: int | None) -> int:
     """`since` if the stream still goes on from there, the last event's id if it is None."""
-    _, first, last = await store.call("position")
+    _, oldest, newest = await store.call("position")
+    last = int(newest.partition(b"-")[2])
     if since is None:
-        return int(last)
-    kept = int(first.partition(b"-")[0]) if first else int(last) + 1
-    if not kept - 1 <= since <= int(last):
+        return last
+    kept = int(oldest.partition(b"-")[2]) if oldest else last + 1
+    if not kept - 1 <= since <= last:
         raise events_lost(since, kept)
     return since

@@ -1,42 +1,36 @@
 """The manager: a process's hand on the shared pools.
 
-Invariants (tests: `test_resmgr_model.py`, `test_resmgr_failover.py`):
-- No amount is granted twice, and what a binding held returns once, whoever dies when: every change is one call of the
-  store's functions, repeated safely under the same id.
-- A binding that is lost is asked for again under the same id, ahead of newcomers, until it is granted or released.
+Invariant (tests: `test_resmgr_model.py`, `test_resmgr_failover.py`): no amount is granted twice, and what a binding
+held returns once, whoever dies when: every change is one call of the store's functions, repeated safely under the
+same id.
 """
 
 import asyncio
 import logging
 import math
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
 from resmgr import wire
-from resmgr.amounts import to_milli
-from resmgr.errors import BindingBusy, BindTimeout, Closed, Infeasible, PoolMismatch, StaleBinding, StoreUnavailable
+from resmgr.asking import wants_all, wants_amount, wants_one
+from resmgr.errors import BindingBusy, BindTimeout, Closed, Invalid, PoolMismatch, StaleBinding, StoreUnavailable
 from resmgr.events import watch
+from resmgr.holdings import Held, Holdings, OnRebind
 from resmgr.refusals import stale
 from resmgr.session import Session, SessionEnded
 from resmgr.status import Status, read_status
 from resmgr.store import Store
 from resmgr.values import Binding, Event, Pool, Request
-from resmgr.waiting import Ask, Waiting
+from resmgr.waiting import GROWS, Waiting
 
 log = logging.getLogger("resmgr")
 
-OnRebind = Callable[[Binding, Binding | None], None]
-
-
-class _Held(msgspec.Struct):
-    binding: Binding
-    request: Request
-    on_rebind: OnRebind | None
-    leaving: bool = False
+# Of requests in one `bind_all`: the search for places tries combinations.
+MOST_PARTS = 64
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -55,14 +49,12 @@ class ResourceManager:
 
     def __init__(self, store: Store, ttl: float | None, settle: float | None) -> None:
         self._store = store
-        self._session = Session(store, ttl, settle, self._on_message, self._on_renewed)
-        self._held: dict[str, _Held] = {}
-        self._rebinding: dict[str, asyncio.Task[None]] = {}
+        self._session = Session(store, ttl, settle, self._hear, self._on_renewed)
         self._pools: dict[str, Pool] = {}
         self._group = asyncio.TaskGroup()
         self._waiting = Waiting(store, self._session, self._check_open, self._spawn)
+        self._holdings = Holdings(store, self._session, self._waiting, self._group.create_task)
         self._runner: asyncio.Task[None] | None = None
-        self._lost = 0
         self._sessions = 1
 
     @classmethod
@@ -110,15 +102,15 @@ class ResourceManager:
     @property
     def bindings(self) -> dict[str, Binding]:
         """What this manager bound and has not released, by id; a lost one stays until it is granted again."""
-        return {key: held.binding for key, held in self._held.items()}
+        return self._holdings.bindings()
 
     def stats(self) -> Stats:
         return Stats(
-            held=len(self._held),
+            held=len(self._holdings),
             waiting=len(self._waiting),
-            rebinding=len(self._rebinding),
+            rebinding=self._holdings.rebinding,
             beats=self._session.beats,
-            lost=self._lost,
+            lost=self._holdings.lost,
             sessions=self._sessions,
         )
 
@@ -130,11 +122,11 @@ class ResourceManager:
         runner.cancel()
         await asyncio.wait([runner])
         try:
-            owned = wire.encode(list(self._held))
+            owned = wire.encode(list(self._holdings.bindings()))
             await self._store.call("bye", await self._session.ready(), owned, patience=0)
         except StoreUnavailable as error:
             log.warning("closed without the store: %s", error)
-        self._held.clear()
+        self._holdings.clear()
         await self._store.close()
 
     # --- pools
@@ -170,57 +162,47 @@ class ResourceManager:
         hold it any more.
         """
         request.validate()
-        key = uuid.uuid4().hex
-        binding = await self._waiting.acquire(key, key, self._ask_bind(key, request, timeout, None), timeout, request)
-        self._keep(_Held(binding, request, on_rebind))
+        (binding,) = await self._waiting.acquire(wants_one(self._store, request, timeout))
+        self._holdings.keep(Held(binding, request, on_rebind))
         return binding
+
+    async def bind_all(
+        self, requests: Sequence[Request], timeout: float | None = None, on_rebind: OnRebind | None = None
+    ) -> list[Binding]:
+        """A gang over several requests: all are granted in one step, each on a class of its own order, or none is.
+
+        An earlier request gets a better class before a later one, but never so that the later one finds no place.
+        They wait in the queue as one, with the highest of their priorities. Afterwards each is a binding of its own.
+        """
+        if not 0 < len(requests) <= MOST_PARTS:
+            raise Invalid(f"bind_all of {len(requests)} requests: give 1 to {MOST_PARTS}")
+        for request in requests:
+            request.validate()
+        bindings = await self._waiting.acquire(wants_all(self._store, requests, timeout))
+        for binding, request in zip(bindings, requests, strict=True):
+            self._holdings.keep(Held(binding, request, on_rebind))
+        return bindings
 
     async def release(self, binding: Binding) -> None:
         """Gives a binding up; one that is being granted again after a loss is asked for no longer."""
         self._check_open()
-        held = self._held.get(binding.id)
-        if held is not None and held.binding.token == binding.token:
-            await self._release_own(held)
-        else:
-            await self._release(binding)
+        await self._holdings.release(binding)
 
-    async def _release_own(self, held: _Held) -> None:
-        key = held.binding.id
-        rebinding = self._rebinding.get(key)
-        if rebinding is not None:
-            rebinding.cancel()
-            await asyncio.wait([rebinding])
-            self._rebinding.pop(key, None)  # it may have been cancelled before its first step
-            self._held.pop(key, None)
-            return
-        held.leaving = True
-        try:
-            await self._release(held.binding)
-        except StaleBinding:
-            self._held.pop(key, None)
-            raise
-        except BaseException:
-            held.leaving = False  # unless it was lost meanwhile, it is still ours
-            raise
-        self._held.pop(key, None)
-
-    async def _release(self, binding: Binding) -> None:
-        answer, repeated = await self._store.call_counted("release", binding.id, str(binding.token), "0")
-        if answer[0] == b"stale" and not repeated:
-            raise stale(binding, answer)
-
-    async def reconfigure(self, binding: Binding, amount: float, timeout: float | None = None) -> Binding:
-        """Changes the amount under the same token. Growth stays on the binding's class and may wait like a bind."""
-        held = self._held.get(binding.id)
-        if held is None or held.binding.token != binding.token:
+    async def reconfigure(
+        self, binding: Binding, amount: float, timeout: float | None = None, leave: str = ""
+    ) -> Binding:
+        """Changes the amount under the same token. Growth stays on the binding's class and may wait like a bind; what
+        is given up is first that on the node `leave`, then what was taken last.
+        """
+        held = self._holdings.of(binding)
+        if held is None:
             await self.check(binding)
             raise StaleBinding(f"binding {binding.id} is owned by another manager; reconfigure it there")
-        if binding.id + "+" in self._waiting:
+        if binding.id + GROWS in self._waiting:
             raise BindingBusy(f"binding {binding.id} still waits to grow; cancel that reconfigure first")
         request = msgspec.structs.replace(held.request, amount=amount, min_amount=None)
         request.validate()
-        ask = self._ask_reconfigure(held.binding, request, timeout)
-        new = await self._waiting.acquire(binding.id + "+", binding.id, ask, timeout, request)
+        (new,) = await self._waiting.acquire(wants_amount(self._store, held.binding, request, timeout, leave))
         if new.amount != amount:
             raise BindTimeout(f"amount={amount} of {binding.hardware} did not become free within {timeout} s")
         held.binding, held.request = new, request
@@ -231,7 +213,7 @@ class ResourceManager:
 
         The result is a second binding with an id of its own: start there, then release the first.
         """
-        held = self._held.get(binding.id)
+        held = self._holdings.of(binding)
         if held is None:
             await self.check(binding)
             raise StaleBinding(f"binding {binding.id} is owned by another manager; move it there")
@@ -239,14 +221,14 @@ class ResourceManager:
         try:
             answer = await self._in_session("move_back", binding.id, str(binding.token), key)
         except (asyncio.CancelledError, StoreUnavailable):
-            self._waiting.hand_on(key, key)
+            self._waiting.hand_on(key, [key])
             raise
         if answer[0] == b"stale":
             raise stale(binding, answer)
         if answer[0] == b"busy":
             return None
-        new = wire.binding_of(key, answer[1])
-        self._keep(_Held(new, held.request, held.on_rebind))
+        (new,) = wire.bindings_of([key], answer[1])
+        self._holdings.keep(Held(new, held.request, held.on_rebind))
         return new
 
     async def hold(self, binding: Binding) -> Binding:
@@ -257,7 +239,8 @@ class ResourceManager:
         answer = await self._in_session("hold", binding.id, str(binding.token))
         if answer[0] == b"stale":
             raise stale(binding, answer)
-        return wire.binding_of(binding.id, answer[1])
+        (held,) = wire.bindings_of([binding.id], answer[1])
+        return held
 
     async def check(self, binding: Binding) -> None:
         """`StaleBinding` unless the binding is still granted under its token."""
@@ -284,21 +267,6 @@ class ResourceManager:
         """Pools, bindings, queue and leases at one instant."""
         return read_status(await self._call("snapshot"))
 
-    # --- asking, waiting, giving up
-
-    def _ask_bind(self, key: str, request: Request, timeout: float | None, lost: Binding | None) -> Ask:
-        spec, wait = wire.spec_of(request), "0" if timeout == 0 else "1"
-        last = (lost.hardware, wire.whole_places(lost)) if lost else ("", b"")
-        patience = math.inf if lost else None
-        return lambda session: self._store.call("bind", session, key, spec, wait, *last, patience=patience)
-
-    def _ask_reconfigure(self, binding: Binding, request: Request, timeout: float | None) -> Ask:
-        now, then = to_milli("amount", binding.amount), to_milli("Request.amount", request.amount)
-        same = msgspec.structs.replace(request, prefer=[binding.hardware], fallback=[])
-        spec = wire.spec_of(same, max(then - now, 1))
-        args = (binding.id, str(binding.token), now, then, spec, "0" if timeout == 0 else "1")
-        return lambda session: self._store.call("reconfigure", session, *args)
-
     # --- the session's side
 
     async def _run(self) -> None:
@@ -319,23 +287,8 @@ class ResourceManager:
         else:
             self._group.create_task(work)
 
-    def _on_message(self, kind: str, key: str, body: bytes) -> None:
-        if kind == "granted":
-            held = self._held.get(key.removesuffix("+"))
-            if not self._waiting.grant(key, body) and held is not None:
-                held.binding = wire.binding_of(held.binding.id, body)  # grown, for a caller that is gone
-            return
-        held, token = self._held.get(key), int(body)
-        if held is not None and held.binding.token == token:
-            self._ask_again(held)
-        else:
-            self._waiting.lose(key, token)
-
-    def _keep(self, held: _Held) -> None:
-        """Remembers a grant; its loss may have been heard of before the grant itself."""
-        self._held[held.binding.id] = held
-        if self._waiting.was_lost(held.binding):
-            self._ask_again(held)
+    def _hear(self, kind: str, key: str, body: bytes) -> None:
+        self._holdings.hear(kind, key, body)
 
     def _on_renewed(self) -> None:
         """All that stood under the last session is gone: waits ask again, pools and bindings are asked for again."""
@@ -346,51 +299,7 @@ class ResourceManager:
     async def _restore(self) -> None:
         for pool in list(self._pools.values()):
             await self._register(pool, "missing", math.inf)
-        for key, held in list(self._held.items()):
-            if key not in self._rebinding and held.binding.owner != await self._session.ready():
-                self._ask_again(held)
-
-    def _ask_again(self, held: _Held) -> None:
-        if held.leaving:  # its owner is giving it up: so it has
-            self._held.pop(held.binding.id, None)
-            return
-        log.warning("binding %s (%s on %s) was lost", held.binding.id, held.binding.role, held.binding.hardware)
-        lost = StaleBinding(f"binding {held.binding.id} was lost while it waited to grow")
-        self._waiting.end(held.binding.id + "+", lost)
-        self._rebinding[held.binding.id] = self._group.create_task(self._rebind(held))
-
-    async def _rebind(self, held: _Held) -> None:
-        lost = held.binding
-        amount = min(lost.amount, held.request.amount)
-        request = msgspec.structs.replace(held.request, amount=amount)
-        try:
-            new = await self._acquire_again(lost, request)
-        except Infeasible as error:
-            log.error("binding %s (%s) cannot be granted again: %s", lost.id, lost.role, error)
-            self._held.pop(lost.id, None)
-            new = None
-        finally:
-            self._rebinding.pop(lost.id, None)
-        if new is not None:
-            held.binding = new
-            self._keep(held)
-        if new is None or new.token != lost.token:
-            self._lost += 1
-            if held.on_rebind is not None:
-                asyncio.get_running_loop().call_soon(held.on_rebind, lost, new)
-
-    async def _acquire_again(self, lost: Binding, request: Request) -> Binding:
-        """For two TTLs a class that is gone may come back: with its node, or with the manager that registers it."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + 2 * self.ttl
-        ask = self._ask_bind(lost.id, request, None, lost)
-        while True:
-            try:
-                return await self._waiting.acquire(lost.id, lost.id, ask, None, request)
-            except Infeasible:
-                if loop.time() > deadline:
-                    raise
-            await asyncio.sleep(self.ttl / 3)
+        await self._holdings.restore()
 
     # --- calls
 

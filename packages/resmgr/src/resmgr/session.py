@@ -59,7 +59,8 @@ class Session:
                     f"{int(theirs) / 1000} s; leave ttl out to take that, or close the other managers first"
                 )
             case ["ok", ttl]:
-                self.ttl = int(ttl) / 1000
+                # A store that has lost everything gets this one from whichever manager is first to return.
+                self.ttl = self._wanted_ttl = int(ttl) / 1000
         self._id, self._seen = session, "0-0"
         self._ended.clear()
         self._alive.set()

@@ -43,7 +43,7 @@ class Status(msgspec.Struct, frozen=True):
     schema: str
 
 
-SCHEMA = "1"
+SCHEMA = "2"
 
 _waiter = msgspec.msgpack.Decoder(tuple[str, str, int, tuple[str, ...], int])
 _note = msgspec.msgpack.Decoder(dict[str, str])
@@ -54,7 +54,7 @@ def _pairs(flat: list[bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 def read_status(answer: list[Any]) -> Status:
-    _, (schema, ttl, clock, events), pools, room, bindings, waiters, leases, notes, counts = answer
+    _, (schema, ttl, clock), last, pools, room, bindings, waiters, leases, notes, counts = answer
     free: dict[str, int] = {}
     for whole, shares in zip(room[::2], room[1::2], strict=True):
         for place, units in _pairs(whole):
@@ -70,7 +70,7 @@ def read_status(answer: list[Any]) -> Status:
         waiting=tuple(_waiting(packed) for packed in waiters),
         leases={key: (int(end) - int(clock)) / 1000 for key, end in _pairs(leases)},
         notes={key: _note.decode(note) for key, note in _pairs(notes)},
-        position=int(events or 0),
+        position=int(last.partition(b"-")[2]),
         counts={kind: int(count) for kind, count in _pairs(counts)},
         ttl=int(ttl or 0) / 1000,
         schema=(schema or b"").decode(),

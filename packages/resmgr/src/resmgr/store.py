@@ -23,6 +23,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from resmgr.connection import Connection, packed
 from resmgr.embedded import EmbeddedServer
 from resmgr.errors import Invalid, NotAStore, StoreUnavailable
 
@@ -54,16 +55,15 @@ class Store:
         target = f"unix://{self.server.socket_path}" if self.server else url
         if not target.startswith(_SCHEMES):
             raise Invalid(f"url={self.url!r} must start with one of {', '.join(_SCHEMES)} or embedded:")
-        self._redis = self._client(target, 16)
-        # Each follower keeps a connection to itself: they must not use up those of the calls.
-        self._followed = self._client(target, 10_000)
+        plain = target.replace("valkey://", "redis://", 1)
+        self._calls = Connection(plain, io_timeout)
+        self._redis = self._client(plain)  # each follower keeps one of its connections to itself
         self._closed = False
 
-    def _client(self, url: str, connections: int) -> redis.Redis:
-        pool = redis.BlockingConnectionPool.from_url(
-            url.replace("valkey://", "redis://", 1),
-            max_connections=connections,
-            timeout=None,
+    def _client(self, url: str) -> redis.Redis:
+        pool = redis.ConnectionPool.from_url(
+            url,
+            max_connections=10_000,
             protocol=2,
             retry=Retry(NoBackoff(), 0),
             # Its limit on sending is asyncio.wait_for, which swallows cancellations in Python 3.11; see _limited.
@@ -116,13 +116,13 @@ class Store:
         """The answer, and whether an earlier try may have been carried out without ours having heard of it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self.patience if patience is None else patience)
+        command = packed(("FCALL", self._function, 1, self._prefix, name, *args))
         pause, repeated = 0.005, False
         while True:
             try:
                 if repeated and self.server:
                     self.server.start()
-                answer = self._redis.fcall(self._function, 1, self._prefix, name, *args)
-                return await self._limited(answer), repeated
+                return await self._calls.call(command), repeated
             except (*_PASSING, StoreUnavailable) as error:
                 repeated = True
                 if loop.time() + pause > deadline:
@@ -151,7 +151,7 @@ class Store:
         block = max(1, int(self._io_timeout * 400))
         while not self._closed:
             try:
-                reading = self._followed.xread({self._prefix + stream: after}, count=256, block=block)
+                reading = self._redis.xread({self._prefix + stream: after}, count=256, block=block)
                 found = await self._limited(reading)
             except _PASSING:
                 await asyncio.sleep(0.05)  # the heartbeat brings an embedded server back
@@ -171,8 +171,8 @@ class Store:
 
     async def close(self) -> None:
         self._closed = True
+        self._calls.close()
         await self._redis.aclose(close_connection_pool=True)
-        await self._followed.aclose(close_connection_pool=True)
         if self.server:
             await self.server.stop()
 

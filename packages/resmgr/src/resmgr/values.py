@@ -91,8 +91,8 @@ class Request(msgspec.Struct, frozen=True):
 
     `chunk` units stay together on one node (default: single units; a fraction stays within one unit). `spread`
     puts each chunk on a node of its own. `apart` names roles with which no node is shared, in both directions.
-    `labels` must be those of the node. A grant is the whole `amount` unless `min_amount` allows less; `gang`
-    forbids less.
+    `labels` must be those of the node; nodes named in `avoid` are not used. A grant is the whole `amount` unless
+    `min_amount` allows less; `gang` forbids less.
     """
 
     role: str
@@ -106,12 +106,14 @@ class Request(msgspec.Struct, frozen=True):
     apart: Sequence[str] = ()
     labels: Mapping[str, str] = {}
     priority: int = 0
+    avoid: Sequence[str] = ()
 
     def validate(self) -> None:
         _check_name("Request.role", self.role)
         _check_names("Request.prefer", self.prefer)
         _check_names("Request.fallback", self.fallback)
         _check_names("Request.apart", self.apart)
+        _check_names("Request.avoid", self.avoid)
         classes = [*self.prefer, *self.fallback]
         if not self.prefer or len(set(classes)) < len(classes):
             raise Invalid(

@@ -8,8 +8,10 @@ Invariants (tests: `test_resmgr_queue.py`):
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
+
+import msgspec
 
 from resmgr import wire
 from resmgr.errors import StoreUnavailable
@@ -19,6 +21,17 @@ from resmgr.store import Store
 from resmgr.values import Binding, Request
 
 Ask = Callable[[str], Awaitable[list[Any]]]
+GROWS = "+"
+
+
+class Want(msgspec.Struct, frozen=True):
+    """What is asked for under the id `key`: the bindings `targets`, by one request each."""
+
+    key: str
+    targets: Sequence[str]
+    requests: Sequence[Request]
+    ask: Ask
+    timeout: float | None
 
 
 class Waiting:
@@ -36,6 +49,7 @@ class Waiting:
         self._check_open = check_open
         self._spawn = spawn
         self._granted: dict[str, asyncio.Future[bytes]] = {}
+        self._targets: set[str] = set()
         self._lost: dict[str, int] = {}
 
     def __contains__(self, wait: str) -> bool:
@@ -44,29 +58,39 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._granted)
 
-    async def acquire(self, wait: str, target: str, ask: Ask, timeout: float | None, request: Request) -> Binding:
-        """Asks, under one session after another, until the answer is final. `target` is the binding it is about."""
+    async def acquire(self, want: Want) -> list[Binding]:
+        """Asks, under one session after another, until the answer is final."""
+        new = () if want.key.endswith(GROWS) else want.targets
+        self._targets.update(new)
         try:
-            async with asyncio.timeout(timeout or None) as limit:
-                packed = await self._ask(wait, target, ask, request)
+            if want.timeout:
+                granted = await self._ask_until(want)
+            else:
+                granted = await self._ask(want)
+        except (asyncio.CancelledError, StoreUnavailable):
+            self.hand_on(want.key, want.targets)
+            raise
+        finally:
+            self._granted.pop(want.key, None)
+            self._targets.difference_update(new)
+        return wire.bindings_of(want.targets, granted)
+
+    async def _ask_until(self, want: Want) -> bytes:
+        try:
+            async with asyncio.timeout(want.timeout) as limit:
+                return await self._ask(want)
         except TimeoutError:
             if not limit.expired():
                 raise
-            packed = await self._leave(wait, target, timeout, request)
-        except (asyncio.CancelledError, StoreUnavailable):
-            self.hand_on(wait, target)
-            raise
-        finally:
-            self._granted.pop(wait, None)
-        return wire.binding_of(target, packed)
+            return await self._leave(want)
 
-    async def _ask(self, wait: str, target: str, ask: Ask, request: Request) -> bytes:
+    async def _ask(self, want: Want) -> bytes:
         while True:
             self._check_open()
             session = await self._session.ready()
             self._check_open()
-            granted = self._granted[wait] = asyncio.get_running_loop().create_future()
-            answer = await ask(session)
+            granted = self._granted[want.key] = asyncio.get_running_loop().create_future()
+            answer = await want.ask(session)
             match answer:
                 case [b"granted", packed]:
                     return packed
@@ -78,27 +102,24 @@ class Waiting:
                 case [b"session"]:
                     self._session.ended(session)
                 case _:
-                    raise refusal(answer, request, target)
+                    raise refusal(answer, want.requests, want.targets[0])
 
-    async def _leave(self, wait: str, target: str, timeout: float | None, request: Request) -> bytes:
+    async def _leave(self, want: Want) -> bytes:
         """Takes what was granted at the last moment, or leaves the queue."""
-        try:
-            answer = await self._store.call("withdraw", wait, target, "1", patience=0)
-        except (asyncio.CancelledError, StoreUnavailable):
-            self.hand_on(wait, target)
-            raise
+        answer = await self._store.call("withdraw", want.key, wire.encode(want.targets), "1", patience=0)
         if answer[0] == b"granted":
             return answer[1]
-        raise timed_out(request, timeout)
+        raise timed_out(want.requests, want.timeout)
 
-    def hand_on(self, wait: str, target: str) -> None:
+    def hand_on(self, wait: str, targets: Sequence[str]) -> None:
         """Gives back, as soon as the store answers, what a caller that is gone may have been granted."""
-        self._lost.pop(target, None)
-        self._spawn(self._withdraw(wait, target))
+        for target in targets:
+            self._lost.pop(target, None)
+        self._spawn(self._withdraw(wait, targets))
 
-    async def _withdraw(self, wait: str, target: str) -> None:
-        keep = "1" if wait != target else "0"
-        await self._store.call("withdraw", wait, target, keep, patience=math.inf)
+    async def _withdraw(self, wait: str, targets: Sequence[str]) -> None:
+        keep = "1" if wait.endswith(GROWS) else "0"
+        await self._store.call("withdraw", wait, wire.encode(targets), keep, patience=math.inf)
 
     def grant(self, wait: str, packed: bytes) -> bool:
         """The store granted what waited; False when nobody waits for it any more."""
@@ -119,7 +140,7 @@ class Waiting:
 
     def lose(self, target: str, token: int) -> None:
         """A binding was lost of which only the asker may know yet that it was granted."""
-        if target in self._granted:
+        if target in self._targets:
             self._lost[target] = token
 
     def was_lost(self, binding: Binding) -> bool:

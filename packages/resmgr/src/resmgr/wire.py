@@ -25,6 +25,7 @@ class Spec(msgspec.Struct, array_like=True):
     apart: Sequence[str]
     labels: Mapping[str, str]
     priority: int
+    avoid: Sequence[str]
 
 
 class Record(msgspec.Struct, array_like=True):
@@ -54,6 +55,7 @@ class _Event(msgspec.Struct, array_like=True):
 
 
 _record = msgspec.msgpack.Decoder(Record)
+_records = msgspec.msgpack.Decoder(list[Record])
 _event = msgspec.msgpack.Decoder(_Event)
 decode_pool = msgspec.msgpack.Decoder(Pool).decode
 decode_report = msgspec.msgpack.Decoder(list[tuple[str, int, int, int]]).decode
@@ -77,6 +79,7 @@ def spec_of(request: Request, amount: int | None = None) -> bytes:
             apart=request.apart,
             labels=request.labels,
             priority=request.priority,
+            avoid=request.avoid,
         )
     )
 
@@ -88,8 +91,21 @@ def pool_bytes(pool: Pool) -> tuple[bytes, bytes]:
     return msgspec.msgpack.encode(ordered, order="sorted"), encode(flat)
 
 
+def parts_of(parts: Sequence[tuple[str, Request]]) -> bytes:
+    """Several requests, each with the id that its binding will have."""
+    return encode([part for identity, request in parts for part in (identity, spec_of(request))])
+
+
 def binding_of(identity: str, packed: bytes) -> Binding:
-    record = _record.decode(packed)
+    return _binding(identity, _record.decode(packed))
+
+
+def bindings_of(identities: Sequence[str], granted: bytes) -> list[Binding]:
+    """What an answer grants, in the order in which it was asked for."""
+    return [_binding(key, record) for key, record in zip(identities, _records.decode(granted), strict=True)]
+
+
+def _binding(identity: str, record: Record) -> Binding:
     return Binding(
         id=identity,
         role=record.role,

@@ -7,12 +7,13 @@
 --   roles, antis  hash   place "\n" role -> how many bindings there have the role, or refuse it
 -- A fraction lies within one unit. Nothing is written until the whole part of a request is known to fit.
 
-local P, call
+-- The prefix of all keys, that of `places` (the same, but in what-if searches), and redis.call.
+local P, PLACES, call
 
 local UNIT = 1000
 
 local function info(place)
-  return cmsgpack.unpack(call('HGET', P .. 'places', place))
+  return cmsgpack.unpack(call('HGET', PLACES, place))
 end
 
 local function place_of(member)
@@ -26,14 +27,29 @@ local function matches(labels, wanted)
   return true
 end
 
+-- A node's name; a pool without nodes is one itself.
+local function node_of(place)
+  return string.match(place, '/(.*)$') or place
+end
+
+local function avoided(spec, place)
+  local node = node_of(place)
+  for _, name in ipairs(spec.avoid) do
+    if name == node then return true end
+  end
+  return false
+end
+
 local function anywhere() return true end
 
--- Which places a request may use: its labels, anti-affinity in both directions, and none that an earlier waiter claims.
+-- Which places a request may use: its labels, none that it avoids, anti-affinity in both directions, and none that an
+-- earlier waiter claims.
 local function admission(spec, claimed)
   local labelled = next(spec.labels) ~= nil or #claimed > 0
   local apart = #spec.apart > 0 or call('EXISTS', P .. 'antis') == 1
-  if not labelled and not apart then return anywhere end
+  if not labelled and not apart and #spec.avoid == 0 then return anywhere end
   return function(place)
+    if avoided(spec, place) then return false end
     if labelled then
       local labels = info(place)[3]
       if not matches(labels, spec.labels) then return false end
@@ -160,27 +176,38 @@ local function take(class, spec, admits, used)
   return allocs, got
 end
 
--- Takes exactly the places of `near` again, if all of them are still free.
-local function take_again(class, near, admits)
-  local amount = 0
-  if #near == 0 then return nil end
+-- Takes those places of `near` again that are still free, and what is missing elsewhere in the class; so the part of a
+-- binding that did not die stays where it is. Fractions are not taken again.
+local function take_again(class, spec, near, admits)
+  local allocs, kept, used = {}, 0, {}
+  if #near == 0 or spec.chunk < UNIT or spec.tail > 0 then return nil end
   for i = 1, #near, 3 do
-    local room = call('ZSCORE', P .. 'free:' .. class, near[i])
-    if near[i + 1] ~= '' or not room or not admits(near[i]) then return nil end
-    if tonumber(room) * UNIT < near[i + 2] then return nil end
+    local place, amount = near[i], near[i + 2]
+    local room = call('ZSCORE', P .. 'free:' .. class, place)
+    if room and tonumber(room) * UNIT >= amount and amount % spec.chunk == 0 and admits(place) then
+      call('ZINCRBY', P .. 'free:' .. class, -amount / UNIT, place)
+      allocs[#allocs + 1], allocs[#allocs + 2], allocs[#allocs + 3] = place, '', amount
+      kept, used[place] = kept + amount, true
+    end
   end
-  for i = 1, #near, 3 do
-    call('ZINCRBY', P .. 'free:' .. class, -near[i + 2] / UNIT, near[i])
-    amount = amount + near[i + 2]
+  local missing = spec.count * spec.chunk - kept
+  if kept == 0 then return nil end
+  if missing == 0 then return allocs, kept end
+  local rest = { count = missing / spec.chunk, chunk = spec.chunk, tail = 0, least = missing, spread = spec.spread }
+  local more = take(class, rest, admits, used)
+  if not more then
+    free_all(class, allocs)
+    return nil
   end
-  return near, amount
+  for _, part in ipairs(more) do allocs[#allocs + 1] = part end
+  return allocs, kept + missing
 end
 
--- Counts a binding's role, and the roles it refuses, at its places.
+-- Counts a binding's role, and the roles it refuses, at its places. `rec` has .role .apart .allocs.
 local function mark(rec, step)
   local seen = {}
   local function count(name, field)
-    if call('HINCRBY', P .. name, field, step) == 0 then call('HDEL', P .. name, field) end
+    if call('HINCRBY', P .. name, field, step) == 0 and step < 0 then call('HDEL', P .. name, field) end
   end
   for i = 1, #rec.allocs, 3 do
     local place = rec.allocs[i]
@@ -197,7 +224,7 @@ local function capacity(class, spec)
   local all, largest, chunks, units, tail = 0, 0, 0, 0, 0
   for _, place in ipairs(call('ZRANGE', P .. 'free:' .. class, 0, -1)) do
     local p = info(place)
-    if matches(p[3], spec.labels) then
+    if matches(p[3], spec.labels) and not avoided(spec, place) then
       local whole, rest = math.floor(p[2] / UNIT), p[2] % UNIT
       all, largest, units, tail = all + p[2], math.max(largest, p[2]), units + whole, math.max(tail, rest)
       local fits

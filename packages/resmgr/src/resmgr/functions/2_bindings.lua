@@ -5,7 +5,7 @@
 --   fell:SESSION  hash   id -> packed {spec, fits_since} of bindings on a fallback class
 --   counts        hash   event kind -> how often since the store began
 --   notes         hash   id -> what the holder wrote beside its binding
---   events        stream "N-0", N without gaps: a reader that misses one sees it
+--   events        stream "0-N", N without gaps: a reader that misses one sees it
 --   inbox:SESSION stream what the store did for a session on its own: granted, lost
 
 local EVENTS_KEPT = 10000
@@ -14,12 +14,11 @@ local EVENTS_KEPT = 10000
 local touched
 
 local function emit(kind, id, rec, reason, previous)
-  local n = call('HINCRBY', P .. 'meta', 'events', 1)
   call('HINCRBY', P .. 'counts', kind, 1)
   local now = call('TIME')
   local event = { kind, id, rec.role, rec.class, rec.amount, rec.token, rec.owner, reason or '', previous or '',
     now[1] * 1000 + math.floor(now[2] / 1000) }
-  call('XADD', P .. 'events', 'MAXLEN', '~', EVENTS_KEPT, n .. '-0', 'e', cmsgpack.pack(event))
+  call('XADD', P .. 'events', 'MAXLEN', '~', EVENTS_KEPT, '0-*', 'e', cmsgpack.pack(event))
 end
 
 local function alive(session)
@@ -32,10 +31,21 @@ end
 
 local FIELDS = { 'owner', 'holder', 'token', 'class', 'fell_back', 'amount', 'chunk', 'role', 'apart', 'allocs' }
 
-local function pack(rec)
+local function row_of(rec)
   local row = {}
   for i, name in ipairs(FIELDS) do row[i] = rec[name] end
-  return cmsgpack.pack(row)
+  return row
+end
+
+local function store(id, rec)
+  call('HSET', P .. 'bindings', id, cmsgpack.pack(row_of(rec)))
+end
+
+-- The answer that these bindings are the caller's.
+local function granted(recs)
+  local rows = {}
+  for i, rec in ipairs(recs) do rows[i] = row_of(rec) end
+  return cmsgpack.pack(rows)
 end
 
 local function unpack_record(packed)
@@ -63,7 +73,7 @@ local function read_spec(packed)
   for _, class in ipairs(s[2]) do classes[#classes + 1] = class end
   for _, class in ipairs(s[3]) do classes[#classes + 1] = class end
   return { packed = packed, role = s[1], prefer = s[2], classes = classes, count = s[4], chunk = s[5], tail = s[6],
-    least = s[7], spread = s[8], apart = s[9], labels = s[10], priority = s[11] }
+    least = s[7], spread = s[8], apart = s[9], labels = s[10], priority = s[11], avoid = s[12] }
 end
 
 local function preferred(spec, class)
@@ -73,18 +83,16 @@ local function preferred(spec, class)
   return false
 end
 
--- Makes taken amounts a binding.
+-- Makes amounts that were taken and marked a binding.
 local function grant(id, owner, spec, class, allocs, amount, kind, previous)
   local fell = not preferred(spec, class)
   local rec = { owner = owner, holder = owner, token = call('HINCRBY', P .. 'meta', 'token', 1), class = class,
     fell_back = fell and 1 or 0, amount = amount, chunk = spec.chunk, role = spec.role, apart = spec.apart, allocs = allocs }
-  local packed = pack(rec)
-  call('HSET', P .. 'bindings', id, packed)
+  store(id, rec)
   call('SADD', P .. 'held:' .. owner, id)
   if fell then call('HSET', P .. 'fell:' .. owner, id, cmsgpack.pack({ spec.packed, -1 })) end
-  mark(rec, 1)
   emit(kind or (fell and 'fell_back' or 'bound'), id, rec, '', previous)
-  return packed
+  return rec
 end
 
 -- Ends a binding; its amounts return here and nowhere else.

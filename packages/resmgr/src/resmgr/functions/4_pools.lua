@@ -51,9 +51,24 @@ local function install(pool, place, packed)
   lose_at(place, function() return tonumber(call('ZSCORE', P .. 'free:' .. class, place)) >= 0 end)
 end
 
--- Gives `amount` of a binding back, the last taken first; a whole unit that is cut becomes a shared one.
-local function shrink(id, rec, amount)
+-- A binding's allocations, those on a node last.
+local function with_last(allocs, node)
+  local sorted = {}
+  for _, last in ipairs({ false, true }) do
+    for i = 1, #allocs, 3 do
+      if (node_of(allocs[i]) == node) == last then
+        for j = i, i + 2 do sorted[#sorted + 1] = allocs[j] end
+      end
+    end
+  end
+  return sorted
+end
+
+-- Gives `amount` of a binding back: what is on the node `leave` first, then the last taken; a whole unit that is cut
+-- becomes a shared one.
+local function shrink(id, rec, amount, leave)
   mark(rec, -1)
+  rec.allocs = with_last(rec.allocs, leave)
   touched[rec.class] = true
   rec.amount = rec.amount - amount
   while amount > 0 do
@@ -78,8 +93,7 @@ local function shrink(id, rec, amount)
     end
   end
   mark(rec, 1)
-  local packed = pack(rec)
-  call('HSET', P .. 'bindings', id, packed)
+  store(id, rec)
   emit('reconfigured', id, rec)
-  return packed
+  return granted({ rec })
 end

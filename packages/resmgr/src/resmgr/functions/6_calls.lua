@@ -1,16 +1,10 @@
 -- The calls a manager makes: each is one atomic change, safe to repeat after a lost answer.
 
-local SCHEMA = '1'
+local SCHEMA = '2'
 
 local calls = {}
 
 function calls.hello(session, ttl)
-  local waiting = {}
-  for _, id in ipairs(call('HKEYS', P .. 'waiters')) do
-    local w = waiter(id)
-    local amount = w.spec.count * w.spec.chunk + w.spec.tail
-    waiting[#waiting + 1] = cmsgpack.pack({ id, w.spec.role, amount, w.classes, w.spec.priority })
-  end
   local meta = call('HMGET', P .. 'meta', 'schema', 'ttl')
   if meta[1] and meta[1] ~= SCHEMA then return { 'schema', meta[1], SCHEMA } end
   local now = call('TIME')
@@ -83,45 +77,80 @@ function calls.register(name, definition, class, nodes, mode)
   return { 'ok' }
 end
 
-local function unknown(spec)
-  for _, class in ipairs(spec.classes) do
-    if call('SISMEMBER', P .. 'classes', class) == 0 then
-      return { 'unknown', class, call('SMEMBERS', P .. 'classes') }
-    end
+local function unknown(w)
+  for i, is in ipairs(call('SMISMEMBER', P .. 'classes', unpack(w.wanted))) do
+    if is == 0 then return { 'unknown', w.wanted[i], call('SMEMBERS', P .. 'classes') } end
   end
   return nil
 end
 
--- The classes that could ever hold a request, and a report on each for the error when there is none.
-local function feasible(spec)
-  local could, report = {}, {}
-  for _, class in ipairs(spec.classes) do
-    local all, largest, fits = capacity(class, spec)
-    if fits >= spec.least then could[#could + 1] = class end
-    report[#report + 1] = { class, all, largest, fits }
+-- Whether all parts of a waiter could be granted together if nothing were bound: the same search on an empty copy.
+local function together(w, classes)
+  local real, keys = P, {}
+  P = real .. 'what-if:'
+  for _, class in ipairs(classes) do
+    for _, place in ipairs(call('ZRANGE', real .. 'free:' .. class, 0, -1)) do
+      local total = info(place)[2]
+      call('ZADD', P .. 'free:' .. class, math.floor(total / UNIT), place)
+      if total % UNIT > 0 then call('ZADD', P .. 'share:' .. class, total % UNIT, place .. '\ntail') end
+    end
+    keys[#keys + 1], keys[#keys + 2] = P .. 'free:' .. class, P .. 'share:' .. class
   end
-  return could, report
+  local found = assign(w.parts, function() return true end, {})
+  call('DEL', P .. 'roles', P .. 'antis', P .. 'meta', unpack(keys))
+  P = real
+  return found
+end
+
+-- The classes that could ever hold a waiter's parts; nil, and a report for the error, when they cannot.
+local function feasible(w)
+  local could, listed = {}, {}
+  for i, part in ipairs(w.parts) do
+    local some, report = false, {}
+    for _, class in ipairs(part.spec.classes) do
+      local all, largest, fits = capacity(class, part.spec)
+      report[#report + 1] = { class, all, largest, fits }
+      if fits >= part.spec.least then
+        some = true
+        if not listed[class] then could[#could + 1] = class end
+        listed[class] = true
+      end
+    end
+    if not some then return nil, { 'infeasible', cmsgpack.pack(report), i - 1 } end
+  end
+  if #w.parts > 1 and not together(w, could) then return nil, { 'infeasible', cmsgpack.pack({}), 0 } end
+  return could
+end
+
+-- Serves a request that nobody is ahead of, from the first class that can; `near` knows better places in a class.
+local function serve_first(w, near)
+  if #w.parts > 1 then return serve(w, function() return true end, {}) end
+  for _, class in ipairs(w.wanted) do
+    local answer = near and near(class) or serve(w, function(name) return name == class end, {})
+    if answer then return answer end
+  end
+end
+
+local function idle(classes)
+  local queues = {}
+  for i, class in ipairs(classes) do queues[i] = P .. 'queue:' .. class end
+  return call('EXISTS', unpack(queues)) == 0
 end
 
 -- Grants now what `w` asks, or lets it wait if it may; `w` is a waiter that stands in no queue yet.
 local function ask(w, near, front, wait)
-  local idle = true
-  for _, class in ipairs(w.spec.classes) do
-    if call('EXISTS', P .. 'queue:' .. class) == 1 then idle = false end
+  local first = idle(w.wanted)
+  if first then
+    local answer = serve_first(w, near)
+    if answer then return { 'granted', answer } end
   end
-  if idle then
-    for _, class in ipairs(w.spec.classes) do
-      local packed = near(class) or serve(w, class, {})
-      if packed then return { 'granted', packed } end
-    end
-  end
-  local could, report = feasible(w.spec)
-  if #could == 0 then return { 'infeasible', cmsgpack.pack(report) } end
-  enqueue(w.id, w.owner, w.spec, could, front, w.grows)
+  local could, refused = feasible(w)
+  if not could then return refused end
   w.classes = could
+  enqueue(w, front)
   for _, class in ipairs(could) do
-    local packed = not idle and drain(class, w.id)
-    if packed then return { 'granted', packed } end
+    local answer = not first and drain(class, w.id)
+    if answer then return { 'granted', answer } end
   end
   if wait then return { 'queued' } end
   dequeue(w)
@@ -133,15 +162,25 @@ local function adopt(id, rec, session)
   local fallen = call('HGET', P .. 'fell:' .. rec.owner, id)
   if fallen then call('HSET', P .. 'fell:' .. session, id, fallen) end
   rec.owner = session
-  local packed = pack(rec)
-  call('HSET', P .. 'bindings', id, packed)
-  return packed
+  store(id, rec)
+  return granted({ rec })
+end
+
+-- The places where a binding was, for `id` that was lost and is asked for again.
+local function old_places(id, session, spec, last_class, last_allocs)
+  return function(class)
+    if class ~= last_class then return nil end
+    local allocs, amount = take_again(class, spec, cmsgpack.unpack(last_allocs), admission(spec, {}))
+    if not allocs then return nil end
+    mark({ role = spec.role, apart = spec.apart, allocs = allocs }, 1)
+    return granted({ grant(id, session, spec, class, allocs, amount) })
+  end
 end
 
 function calls.bind(session, id, packed, wait, last_class, last_allocs)
   if not alive(session) then return { 'session' } end
   local rec = binding(id)
-  if rec and rec.owner == session then return { 'granted', pack(rec) } end
+  if rec and rec.owner == session then return { 'granted', granted({ rec }) } end
   if rec and rec.holder ~= rec.owner and alive(rec.holder) then return { 'granted', adopt(id, rec, session) } end
   if rec then finish(id, rec, 'lost', 'lease') end -- of a session that has ended and was not swept yet
   local w = waiter(id)
@@ -149,33 +188,62 @@ function calls.bind(session, id, packed, wait, last_class, last_allocs)
   if w then dequeue(w) end
   if call('EXISTS', P .. 'gone:' .. id) == 1 then return { 'withdrawn' } end
   local spec = read_spec(packed)
-  local refused = unknown(spec)
+  w = waiter_of(id, session, { { id = id, spec = spec } }, '')
+  local refused = unknown(w)
   if refused then return refused end
-  local function near(class)
-    if class ~= last_class then return nil end
-    local allocs, amount = take_again(class, cmsgpack.unpack(last_allocs), admission(spec, {}))
-    return allocs and grant(id, session, spec, class, allocs, amount)
+  local again = last_class ~= '' and old_places(id, session, spec, last_class, last_allocs)
+  return ask(w, again, last_class ~= '', wait == '1')
+end
+
+-- Those of these bindings that there are, and whether these are all.
+local function bindings_of(ids)
+  local recs, all = {}, true
+  for i, id in ipairs(ids) do
+    recs[i] = binding(id) or false
+    all = all and recs[i] and true
   end
-  return ask({ id = id, owner = session, spec = spec, grows = '' }, near, last_class ~= '', wait == '1')
+  return recs, all
+end
+
+-- Several requests, all granted in one step or none: `flat` is packed {id, spec, ...}.
+function calls.bind_all(session, id, flat, wait)
+  if not alive(session) then return { 'session' } end
+  local rows, parts, ids = cmsgpack.unpack(flat), {}, {}
+  for i = 1, #rows, 2 do
+    ids[#ids + 1] = rows[i]
+    parts[#parts + 1] = { id = rows[i], spec = read_spec(rows[i + 1]) }
+  end
+  local recs, all = bindings_of(ids)
+  if all and recs[1].owner == session then return { 'granted', granted(recs) } end
+  for i, rec in ipairs(recs) do -- of a session that has ended, or what is left when a part was lost before it was known
+    if rec then finish(ids[i], rec, 'lost', 'lease') end
+  end
+  local w = waiter(id)
+  if w and w.owner == session then return { 'queued' } end
+  if w then dequeue(w) end
+  if call('EXISTS', P .. 'gone:' .. id) == 1 then return { 'withdrawn' } end
+  w = waiter_of(id, session, parts, '')
+  return unknown(w) or ask(w, nil, false, wait == '1')
 end
 
 local REMEMBERED = 60000
 
--- Leaves the queue. `target` is the binding that waiting was for: what it was granted in the meantime is kept for a
+-- Leaves the queue. `targets` are the bindings that waiting was for: what was granted in the meantime is kept for a
 -- caller that takes it, and released for one that does not. A request that has not arrived yet finds itself withdrawn.
-function calls.withdraw(id, target, keep)
+function calls.withdraw(id, targets, keep)
   local w = waiter(id)
   if w then
     dequeue(w)
     return { 'withdrawn' }
   end
-  local packed = call('HGET', P .. 'bindings', target)
-  if not packed then
-    if id == target then call('SET', P .. 'gone:' .. id, '', 'PX', REMEMBERED) end
-    return { 'withdrawn' }
+  local ids = cmsgpack.unpack(targets)
+  local recs, all = bindings_of(ids)
+  if all and keep == '1' then return { 'granted', granted(recs) } end
+  local grows = ids[1] .. '+' == id
+  for i, rec in ipairs(recs) do
+    if rec and not grows then finish(ids[i], rec, 'released', 'cancelled') end
   end
-  if keep == '1' then return { 'granted', packed } end
-  finish(target, unpack_record(packed), 'released', 'cancelled')
+  if not all and not grows then call('SET', P .. 'gone:' .. id, '', 'PX', REMEMBERED) end
   return { 'withdrawn' }
 end
 
@@ -187,24 +255,24 @@ function calls.release(id, token, repeated)
 end
 
 -- Changes a binding from one amount to another: what it gives up is free at once, what it gains may have to wait.
-function calls.reconfigure(session, id, token, from, to, packed, wait)
+function calls.reconfigure(session, id, token, from, to, packed, wait, leave)
   if not alive(session) then return { 'session' } end
   local rec, answer = current(id, token)
   if not rec then return answer end
-  if rec.amount == tonumber(to) then return { 'granted', pack(rec) } end
-  if rec.amount ~= tonumber(from) then return { 'changed', pack(rec) } end
-  if tonumber(to) < rec.amount then return { 'granted', shrink(id, rec, rec.amount - tonumber(to)) } end
-  local grow = id .. '+'
-  if call('HEXISTS', P .. 'waiters', grow) == 1 then return { 'queued' } end
-  local w = { id = grow, owner = session, spec = read_spec(packed), grows = id }
-  return ask(w, function() return nil end, false, wait == '1')
+  if rec.amount == tonumber(to) then return { 'granted', granted({ rec }) } end
+  if rec.amount ~= tonumber(from) then return { 'changed', granted({ rec }) } end
+  if tonumber(to) < rec.amount then return { 'granted', shrink(id, rec, rec.amount - tonumber(to), leave) } end
+  local growth = id .. '+'
+  if call('HEXISTS', P .. 'waiters', growth) == 1 then return { 'queued' } end
+  local w = waiter_of(growth, session, { { id = growth, spec = read_spec(packed) } }, id)
+  return ask(w, nil, false, wait == '1')
 end
 
 -- Takes the preferred class for a fallen binding, as a second binding: the first is released when its work has moved.
 function calls.move_back(session, id, token, new)
   if not alive(session) then return { 'session' } end
-  local have = call('HGET', P .. 'bindings', new)
-  if have then return { 'granted', have } end
+  local have = binding(new)
+  if have then return { 'granted', granted({ have }) } end
   local rec, answer = current(id, token)
   if not rec then return answer end
   if call('EXISTS', P .. 'gone:' .. new) == 1 then return { 'withdrawn' } end
@@ -213,9 +281,10 @@ function calls.move_back(session, id, token, new)
   local class = spec and better(spec, rec.amount)
   if not class then return { 'busy' } end
   local allocs, amount = take(class, spec, admission(spec, {}), {})
-  local packed = grant(new, session, spec, class, allocs, amount, 'moved_back', id)
+  mark({ role = spec.role, apart = spec.apart, allocs = allocs }, 1)
+  local moved = grant(new, session, spec, class, allocs, amount, 'moved_back', id)
   call('HDEL', P .. 'fell:' .. rec.owner, id)
-  return { 'granted', packed }
+  return { 'granted', granted({ moved }) }
 end
 
 -- Puts a binding under the lease of another session: the one that runs on it.
@@ -225,9 +294,8 @@ function calls.hold(session, id, token)
   if not rec then return answer end
   call('SMOVE', P .. 'held:' .. rec.holder, P .. 'held:' .. session, id)
   rec.holder = session
-  local packed = pack(rec)
-  call('HSET', P .. 'bindings', id, packed)
-  return { 'granted', packed }
+  store(id, rec)
+  return { 'granted', granted({ rec }) }
 end
 
 function calls.annotate(id, token, note)
@@ -237,10 +305,15 @@ function calls.annotate(id, token, note)
   return { 'ok' }
 end
 
+local function last_event()
+  local last = call('XREVRANGE', P .. 'events', '+', '-', 'COUNT', 1)[1]
+  return last and last[1] or '0-0'
+end
+
 -- The first event still kept, and the last.
 function calls.position()
   local first = call('XRANGE', P .. 'events', '-', '+', 'COUNT', 1)[1]
-  return { 'ok', first and first[1] or '', call('HGET', P .. 'meta', 'events') or '0' }
+  return { 'ok', first and first[1] or '', last_event() }
 end
 
 -- Everything, at one instant.
@@ -253,16 +326,15 @@ function calls.snapshot()
   local waiting = {}
   for _, id in ipairs(call('HKEYS', P .. 'waiters')) do
     local w = waiter(id)
-    local amount = w.spec.count * w.spec.chunk + w.spec.tail
-    waiting[#waiting + 1] = cmsgpack.pack({ id, w.spec.role, amount, w.classes, w.spec.priority })
+    waiting[#waiting + 1] = cmsgpack.pack({ id, w.role, w.amount, w.classes, w.priority })
   end
-  local meta = call('HMGET', P .. 'meta', 'schema', 'ttl', 'clock', 'events')
-  return { 'ok', meta, call('HGETALL', P .. 'pools'), room, call('HGETALL', P .. 'bindings'), waiting,
+  local meta = call('HMGET', P .. 'meta', 'schema', 'ttl', 'clock')
+  return { 'ok', meta, last_event(), call('HGETALL', P .. 'pools'), room, call('HGETALL', P .. 'bindings'), waiting,
     call('ZRANGE', P .. 'leases', 0, -1, 'WITHSCORES'), call('HGETALL', P .. 'notes'), call('HGETALL', P .. 'counts') }
 end
 
 local function enter(keys, args)
-  P, call, touched = keys[1], redis.call, {}
+  P, PLACES, call, touched = keys[1], keys[1] .. 'places', redis.call, {}
   local answer = calls[args[1]](unpack(args, 2))
   settle()
   return answer
