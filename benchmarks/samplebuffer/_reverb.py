@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import reverb  # type: ignore[import-not-found]
-from _window import Window
+from _window import Window, payloads
 
 
 def produce(port: int, jobs: Any) -> None:
     client = reverb.Client(f"localhost:{port}")
     while (job := jobs.get()) is not None:
-        data = np.random.default_rng(0).integers(0, 255, job["payload"], dtype=np.uint8)
+        data = np.frombuffer(payloads(job["payload"], 1)[0], np.uint8)
         with client.writer(max_sequence_length=1) as writer:
             for n in range(job["items"]):
                 writer.append([data])

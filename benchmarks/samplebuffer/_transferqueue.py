@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import time
 from typing import Any
@@ -16,7 +15,7 @@ import ray
 import torch
 import transfer_queue as tq  # type: ignore[import-not-found]
 from _cluster import start  # type: ignore[import-not-found]  # beside this script
-from _window import Window
+from _window import Window, payloads
 from omegaconf import OmegaConf  # type: ignore[import-not-found]
 from tensordict import TensorDict  # type: ignore[import-not-found]
 
@@ -43,7 +42,7 @@ class Producer:
         return
 
     def run(self, counter: Any, partition: str, payload: int, producers: int, items: int, batch: int) -> None:
-        data = torch.frombuffer(bytearray(os.urandom(payload * producers)), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(payloads(payload * producers, 1)[0]), dtype=torch.uint8)
         sent = taken = 0
         for _ in range(items // producers):
             while sent - taken > 4 * max(producers, batch):

@@ -1,11 +1,20 @@
-"""Wall time and CPU time of a window of work of a process and its children. Runs in every peer's environment."""
+"""What every runner shares, in every peer's environment: the payloads, and the wall and CPU time of a window of work
+of a process and its children."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
+from functools import cache
 
 import psutil
+
+
+@cache
+def payloads(size: int, n: int) -> list[bytes]:
+    """Random payloads. Made once, in the round that warms up, so that no measured window holds their making."""
+    return [os.urandom(size) for _ in range(n)]
 
 
 def _cpu() -> dict[int, float]:

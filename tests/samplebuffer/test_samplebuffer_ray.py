@@ -33,7 +33,7 @@ class Rollouts:
             await ticket.finish(bytes(size), 1.0)
 
     async def run(self, handle: Any, producers: int, trajectories: int) -> int:
-        async with RayBuffer(handle, chunk=64) as buf:
+        async with RayBuffer(handle) as buf:
             await asyncio.gather(*(self.produce(buf, trajectories // producers) for _ in range(producers)))
         return trajectories
 

@@ -89,15 +89,24 @@ class SampleBuffer:
 
     async def _turn(self) -> Ticket | None:
         """What the buffer gives when it is this caller's turn; None when it says to ask again."""
-        waiter: asyncio.Future[Ticket | None] = asyncio.get_running_loop().create_future()
-        self._ticket_waiters[waiter] = None
+        waiter = self.line_up()
         try:
             return await waiter
         except asyncio.CancelledError:
-            self._ticket_waiters.pop(waiter, None)
-            if not waiter.cancelled() and (ticket := waiter.result()) is not None:
-                self.core.withdraw(ticket)
+            self.leave_line(waiter)
             raise
+
+    def line_up(self) -> asyncio.Future[Ticket | None]:
+        """A place in the line for tickets; its result as from `_turn`. For faces that wait their own way."""
+        waiter: asyncio.Future[Ticket | None] = asyncio.get_running_loop().create_future()
+        self._ticket_waiters[waiter] = None
+        return waiter
+
+    def leave_line(self, waiter: asyncio.Future[Ticket | None]) -> None:
+        """Give up a place in the line, or back the ticket that came meanwhile."""
+        self._ticket_waiters.pop(waiter, None)
+        if not waiter.cancel() and not waiter.cancelled() and (ticket := waiter.result()) is not None:
+            self.core.withdraw(ticket)
 
     def next_ticket_nowait(self) -> Ticket | None:
         """The next trajectory to run; None where `next_ticket` would wait."""

@@ -79,13 +79,14 @@ class Client:
         self.joined = joined
         self.seen = 0.0
         self.tickets: dict[int, Ticket] = {}
-        self.asking: set[asyncio.Task[None]] = set()
+        self.asking: set[asyncio.Future[Ticket | None]] = set()
         self.borrowing: dict[int, asyncio.Task[Any]] = {}
         self.loans: dict[int, Batch] = {}
         self.pinned: set[int] = set()
         self.drained = 0
         self.events = wire.Events(joined, 0)
         self.news = asyncio.Event()
+        self.gone = False
 
     def granted(self, ticket: Ticket) -> None:
         """The client holds a ticket, and is to be told; also when it ends."""
@@ -137,35 +138,33 @@ class BufferActor:
             saved, refs, client = restored
             self._buf = SampleBuffer.restore(saved, tasks, codec=Placed(refs, client), length=length, **options)
 
-    async def exchange(self, name: str, message: bytes, chunks: list[Any]) -> bytes:
+    async def exchange(self, name: str, message: bytes, packs: list[Any]) -> bytes:
         """Carry out a client's commands, in order."""
         client = self._client(name)
-        answers = [self._carry_out(name, client, command, chunks) for command in wire.decode_commands(message)]
+        answers = [self._carry_out(name, client, command, packs) for command in wire.decode_commands(message)]
         client.forget_late()
         return wire.encode(wire.Reply(answers, client.drain()))
 
-    def _carry_out(self, name: str, client: Client, command: wire.Command, chunks: list[Any]) -> wire.Answer:
+    def _carry_out(self, name: str, client: Client, command: wire.Command, packs: list[Any]) -> wire.Answer:
         if isinstance(command, wire.Ask):
-            self._ask(client)
+            self._ask(client, command.count)
             return None
         ticket = client.tickets.get(command.ticket)
         if ticket is None:  # forgotten long after its end
             return "ended" if isinstance(command, wire.Finish) else False
         try:
-            return self._tell(name, client, ticket, command, chunks)
+            return self._tell(name, client, ticket, command, packs)
         except Exception as error:  # it belongs to the one who sent this command, who gets it
             return wire.refusal(error)
 
-    def _tell(
-        self, name: str, client: Client, ticket: Ticket, command: wire.Command, chunks: list[Any]
-    ) -> wire.Answer:
+    def _tell(self, name: str, client: Client, ticket: Ticket, command: wire.Command, packs: list[Any]) -> wire.Answer:
         match command:
             case wire.Stamp():
                 ticket.stamp(command.version)
                 return None
             case wire.Finish():
-                ref = chunks[command.chunk] if command.chunk >= 0 else None
-                answer: wire.Answer = ticket.finish(Stored(ref, command.index, name, command.length), command.reward)
+                ref = packs[command.pack] if command.pack >= 0 else None
+                answer: wire.Answer = ticket.finish(Stored(ref, command.item, name, command.length), command.reward)
             case wire.Lose():
                 answer = ticket.fail(command.error) if command.failed else ticket.cancel()
             case _:
@@ -175,25 +174,28 @@ class BufferActor:
             del client.tickets[ticket.id]
         return answer
 
-    def _ask(self, client: Client) -> None:
+    def _ask(self, client: Client, count: int) -> None:
         try:
-            if (ticket := self._buf.next_ticket_nowait()) is not None:
+            while count and (ticket := self._buf.next_ticket_nowait()) is not None:
                 client.granted(ticket)
-                return
+                count -= 1
         except Closed as end:
             client.over(end)
             return
-        client.asking.add(asyncio.get_running_loop().create_task(self._wait_for_ticket(client)))
+        for _ in range(count):
+            waiter = self._buf.line_up()
+            client.asking.add(waiter)
+            waiter.add_done_callback(lambda waiter: self._turn(client, waiter))
 
-    async def _wait_for_ticket(self, client: Client) -> None:
-        try:
-            ticket = await self._buf.next_ticket()
-        except Closed as end:
-            client.over(end)
+    def _turn(self, client: Client, waiter: asyncio.Future[Ticket | None]) -> None:
+        """It is the turn of a client that waited."""
+        client.asking.discard(waiter)
+        if client.gone:  # then it has left the line
             return
-        finally:  # before the client is told: it is to know how many still wait
-            client.asking.discard(asyncio.current_task())
-        client.granted(ticket)
+        if (ticket := waiter.result()) is None:
+            self._ask(client, 1)
+        else:
+            client.granted(ticket)
 
     async def events(self, name: str) -> bytes:
         """What happens for a client, as soon as something does, or after a third of the lease."""
@@ -283,7 +285,10 @@ class BufferActor:
         client = self._clients.pop(name, None)
         if client is None:
             return
-        for task in (*client.asking, *client.borrowing.values()):
+        client.gone = True
+        for waiter in client.asking:
+            self._buf.leave_line(waiter)
+        for task in client.borrowing.values():
             task.cancel()
         for ticket in list(client.tickets.values()):
             ticket.fail(error) if error else ticket.cancel()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from math import inf
 from typing import Any, Self
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from samplebuffer.buffer import DEFAULT_CODEC
-from samplebuffer.errors import BufferLost, Closed, SampleBufferError
+from samplebuffer.errors import BufferLost, Closed, InvalidConfig, SampleBufferError
 from samplebuffer.limits import make_limits
 from samplebuffer.ray import wire
 from samplebuffer.ray.actor import BufferActor
@@ -28,21 +29,36 @@ from samplebuffer.state import Decodes, Encodes
 from samplebuffer.stats import Stats
 from samplebuffer.values import Batch, Group, Ledger, Reason
 
+PACK_BYTES = 2**24
+LINGER_S = 0.005  # long beside a call to the actor, short beside an episode
+
 decode_batch = msgspec.msgpack.Decoder(Batch).decode
 
 
 class RayBuffer:
     """A client of the buffer that the actor `handle` holds. Give the handle to other processes, not the client.
 
-    `chunk` is how many payloads may share one object of Ray's store: many when they are small, 1 when they are large.
-    `length` measures payloads for the histograms, in the client.
+    What is said of tickets is sent after `linger` seconds, or as soon as about `pack_bytes` of payloads wait: these
+    share an object of Ray's store, which stays there until the last of them has ended. `length` measures payloads for
+    the histograms, in the client.
     """
 
-    def __init__(self, handle: Any, *, chunk: int = 16, length: Callable[[Any], int] | None = None) -> None:
+    def __init__(
+        self,
+        handle: Any,
+        *,
+        pack_bytes: int = PACK_BYTES,
+        linger: float = LINGER_S,
+        length: Callable[[Any], int] | None = None,
+    ) -> None:
+        if not isinstance(pack_bytes, int) or pack_bytes < 1:
+            raise InvalidConfig("pack_bytes", pack_bytes, "give an integer of at least 1")
+        if not 0 <= linger < inf:
+            raise InvalidConfig("linger", linger, "give a finite number of seconds, at least 0")
         self.handle = handle
         self.length = length
         self._name = uuid4().hex
-        self._chunk = chunk
+        self._packing = (pack_bytes, linger)
         self._link: Link | None = None
         self._joined: int | None = None
         self._over: SampleBufferError | None = None
@@ -58,7 +74,8 @@ class RayBuffer:
         *,
         lease: float = 120.0,
         actor_options: dict[str, Any] | None = None,
-        chunk: int = 16,
+        pack_bytes: int = PACK_BYTES,
+        linger: float = LINGER_S,
         length: Callable[[Any], int] | None = None,
         **sizes: Any,
     ) -> Self:
@@ -70,7 +87,7 @@ class RayBuffer:
         """
         defaults = {"alpha": 1, "spare_groups": 0, "spare_members": 0, "max_replacements": None}
         make_limits(**(defaults | {name: value for name, value in sizes.items() if name not in ("keep", "version")}))
-        return cls(_start(tasks, lease, sizes, actor_options), chunk=chunk, length=length)
+        return cls(_start(tasks, lease, sizes, actor_options), pack_bytes=pack_bytes, linger=linger, length=length)
 
     @classmethod
     async def restore(
@@ -83,7 +100,8 @@ class RayBuffer:
         skip_drawn: bool = True,
         lease: float = 120.0,
         actor_options: dict[str, Any] | None = None,
-        chunk: int = 16,
+        pack_bytes: int = PACK_BYTES,
+        linger: float = LINGER_S,
         length: Callable[[Any], int] | None = None,
     ) -> Self:
         """As `SampleBuffer.restore`, in a new actor; this process owns the restored payloads."""
@@ -96,7 +114,7 @@ class RayBuffer:
                 payloads.append(codec.decode(sample["payload"]))
             groups.append(group | {"samples": samples})
         refs = [await asyncio.to_thread(ray.put, payloads)]
-        buffer = cls(None, chunk=chunk, length=length)
+        buffer = cls(None, pack_bytes=pack_bytes, linger=linger, length=length)
         options = {
             "restore": (saved | {"groups": groups}, refs, buffer._name),
             "keep": keep,
@@ -108,7 +126,7 @@ class RayBuffer:
     def link(self) -> Link:
         """The line to the actor, opened at first use."""
         if self._link is None:
-            self._link = Link(self.handle, self._name, self._chunk, self._happened, self._lost)
+            self._link = Link(self.handle, self._name, *self._packing, self._happened, self._lost)
         return self._link
 
     # Tickets.
@@ -133,13 +151,13 @@ class RayBuffer:
         self._tickets.pop(ticket.id, None)
 
     def _ask(self) -> None:
-        while self._asked < len(self._waiters):
-            self._asked += 1
-            _ignore(self.link().send(wire.Ask()))
+        if (missing := len(self._waiters) - self._asked) > 0:
+            self._asked += missing
+            self.link().ask(missing)
 
     def _withdraw(self, ticket_id: int) -> None:
         self._tickets.pop(ticket_id, None)
-        _ignore(self.link().send(wire.Withdraw(ticket_id)))
+        self.link().withdraw(ticket_id)
 
     def _happened(self, events: wire.Events) -> None:
         if self._joined not in (None, events.joined):  # the actor had given this client up
@@ -153,7 +171,7 @@ class RayBuffer:
                 ticket.end(ended.reason)
         if events.over is not None:
             self._end(events.over.to_error())
-        if self.link().idle:  # then the actor's count is right, also after it gave this client up
+        if self.link().settled:  # then the actor's count is right, also after it gave this client up
             self._asked = events.asking
         self._ask()
 
@@ -259,8 +277,9 @@ class RayBuffer:
             return saved
 
     async def leave(self) -> None:
-        """Stop being a client: give tickets back, wake this process's waiters with Closed."""
+        """Stop being a client: send what was said, give tickets back, wake this process's waiters with Closed."""
         if self._link is not None:
+            await self._link.flush()
             await self._link.close()
             with suppress(BufferLost):  # then there is nobody to leave
                 await _answer(self.handle.leave.remote(self._name))
@@ -310,14 +329,9 @@ async def _fetch(message: bytes, refs: list[Any]) -> tuple[Batch, list[int]]:
         samples = []
         for sample in group.samples:
             number, item = sample.payload
-            if (chunk := values[number]) is None:
+            if (pack := values[number]) is None:
                 lost.append(sample.ticket_id)
             else:
-                samples.append(msgspec.structs.replace(sample, payload=chunk[item]))
+                samples.append(msgspec.structs.replace(sample, payload=pack[item]))
         groups.append(Group(group.key, group.group_id, samples))
     return msgspec.structs.replace(batch, groups=groups), lost
-
-
-def _ignore(answer: asyncio.Future[Any]) -> None:
-    """Nobody awaits this answer; its error, if any, reaches its owner otherwise."""
-    answer.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -60,7 +60,7 @@ class RayTicket:
         return self._send(wire.Lose(self.id, False, "cancelled by its owner"))
 
     def _send(self, command: wire.Command, *payload: Any) -> asyncio.Future[Any]:
-        answer = self._buffer.link().send(command, *payload)
+        answer = self._buffer.link().say(command, *payload)
         if not isinstance(command, wire.Stamp):
             answer.add_done_callback(self._answered)
         return answer

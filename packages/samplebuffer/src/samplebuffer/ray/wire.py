@@ -14,7 +14,9 @@ from samplebuffer.values import Reason
 
 
 class Ask(msgspec.Struct, tag="ask", array_like=True):
-    """Give me one more ticket as soon as it is my turn."""
+    """Give me so many more tickets, each as soon as it is my turn."""
+
+    count: int
 
 
 class Withdraw(msgspec.Struct, tag="withdraw", array_like=True):
@@ -31,13 +33,13 @@ class Stamp(msgspec.Struct, tag="stamp", array_like=True):
 
 
 class Finish(msgspec.Struct, tag="finish", array_like=True):
-    """The trajectory is done; its payload is item `index` of object `chunk` of this message, if it has one."""
+    """The trajectory is done; its payload is item `item` of pack `pack` of this message, if it has one."""
 
     ticket: int
     reward: float
     length: int | None
-    chunk: int = -1
-    index: int = -1
+    pack: int = -1
+    item: int = -1
 
 
 class Lose(msgspec.Struct, tag="lose", array_like=True):
@@ -87,7 +89,7 @@ class Events(msgspec.Struct, array_like=True):
     """What happened for one client: tickets granted, tickets ended, and the end of all tickets.
 
     Numbered, because two replies may overtake each other. A greater `joined` than before says that the actor had
-    given the client up, and knows none of its tickets. `asking` is how many asks wait for their turn.
+    given the client up, and knows none of its tickets. `asking` is how many tickets it waits for.
     """
 
     joined: int
