@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import async_solipsism
 import pytest
+
+ROOT = str(Path(__file__).parents[2])
+if ROOT not in sys.path:  # so that the tests here share `tests.llmproxy.gateways`
+    sys.path.insert(0, ROOT)
 
 VIRTUAL = {"test_llmproxy_proxy.py", "test_llmproxy_updates.py", "test_llmproxy_sim.py", "test_llmproxy_routing.py"}
 

@@ -134,6 +134,7 @@ class API:
             {
                 "version": stats.version,
                 "suspended": stats.suspended,
+                "joining": sorted(self._gateway.joining),
                 "workers": [msgspec.to_builtins(worker) | {"url": urls[worker.id]} for worker in stats.workers],
             }
         )

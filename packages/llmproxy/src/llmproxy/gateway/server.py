@@ -41,6 +41,8 @@ ENDPOINTS = (b"/v1/completions", b"/v1/chat/completions", b"/inference/v1/genera
 """Passed on to workers."""
 _BYTES_A_TOKEN = 4
 """Of a body that is not read, about; used to weigh requests against each other."""
+_JOIN_FIRST, _JOIN_LONGEST = 0.2, 5.0
+"""Delays between attempts to reach a worker that has not answered yet."""
 MakeWorker = Callable[[str, str, str, str, int], HTTPWorker]
 """(url, id, hardware, dialect, version) to a worker."""
 _SWEEP = 0.5
@@ -64,6 +66,8 @@ class Gateway:
         self.recorder = Recorder(config) if config.record else None
         self.buffered = 0
         """Bytes of request bodies that are held."""
+        self.joining: set[str] = set()
+        """Workers that have not answered yet."""
         self.draining = False
         self.clock = 0.0
         self.exchanges: dict[str, Exchange] = {}
@@ -252,9 +256,34 @@ class Gateway:
         """Take a new worker into the fleet; made by `make_worker`."""
         worker = self.make_worker(url, id, hardware, dialect, version)
         await worker.start()
+        self._take(worker)
+        return worker
+
+    def expect(self, worker: HTTPWorker) -> None:
+        """Take a worker into the fleet once it answers, however long that takes."""
+        self.joining.add(worker.id)
+        task = self._loop.create_task(self._join(worker))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _join(self, worker: HTTPWorker) -> None:
+        delay, told = _JOIN_FIRST, ""
+        while True:
+            try:
+                await worker.start()
+                break
+            except LLMProxyError as error:
+                if str(error) != told:
+                    told = str(error)
+                    _log.warning("waiting for worker %s: %s", worker.id, told)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _JOIN_LONGEST)
+        self.joining.discard(worker.id)
+        self._take(worker)
+
+    def _take(self, worker: HTTPWorker) -> None:
         self.proxy.add_worker(worker)
         self.watch(next(slot for slot in self.proxy.workers() if slot.worker is worker))
-        return worker
 
     def watch(self, slot: Slot) -> None:
         """Fence the worker when its watch loses it."""
