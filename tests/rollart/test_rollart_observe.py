@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -112,3 +113,15 @@ def test_a_damaged_run_info_names_the_file(tmp_path: Path):
     (tmp_path / "run.json").write_text('{"name": "a", "status": "lost"}')
     with pytest.raises(CorruptFile, match=r"run\.json.*lost"):
         read_run(tmp_path)
+
+
+def test_a_killed_run_is_read_as_killed(tmp_path: Path) -> None:
+    write_run(tmp_path, RunInfo(name="a"))
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        held = read_run(tmp_path)
+        assert held is not None
+        assert held.status == "running"
+    gone = read_run(tmp_path)
+    assert gone is not None
+    assert (gone.status, "rollart resume" in gone.reason) == ("killed", True)

@@ -36,6 +36,8 @@ class RunConfig(Section, frozen=True):
     iterations: Count = 80
     stop_at_success: Share | None = None
     """End early when an evaluation's success rate reaches this value; None trains all iterations."""
+    wandb: str = ""
+    """Weights & Biases project to log to, beside metrics.jsonl and TensorBoard; offline without an API key."""
 
 
 class ModelConfig(Section, frozen=True):

@@ -1,8 +1,13 @@
-"""run.json: what a run is and how it stands. Replaced as a whole, so it is always readable
-(tests/rollart/test_rollart_observe.py::test_run_info_survives_a_round_trip_and_is_replaced_whole)."""
+"""run.json: what a run is and how it stands.
+
+Invariants (tests/rollart/test_rollart_observe.py): it is replaced as a whole, so it is always readable
+(`test_run_info_survives_a_round_trip_and_is_replaced_whole`); a run whose process is gone is never read as running
+(`test_a_killed_run_is_read_as_killed`).
+"""
 
 from __future__ import annotations
 
+import fcntl
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -12,7 +17,10 @@ import msgspec
 from rollart.observe.errors import CorruptFile
 from rollart.observe.files import replace_file
 
-Status = Literal["running", "finished", "interrupted", "failed"]
+Status = Literal["running", "finished", "interrupted", "failed", "killed"]
+
+
+LOCK = ".lock"
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
@@ -42,6 +50,21 @@ def read_run(folder: Path | str) -> RunInfo | None:
     if not path.exists():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunInfo)
+        info = msgspec.json.decode(path.read_bytes(), type=RunInfo)
     except msgspec.DecodeError as error:
         raise CorruptFile(f"{path} is not a run's description ({error}); restore or remove it") from error
+    if info.status == "running" and _abandoned(path.with_name(LOCK)):
+        return msgspec.structs.replace(info, status="killed", reason="its process is gone; rollart resume goes on")
+    return info
+
+
+def _abandoned(lock: Path) -> bool:
+    """True when nobody holds the lock of the run's folder, which its process keeps for as long as it lives."""
+    if not lock.exists():
+        return False
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

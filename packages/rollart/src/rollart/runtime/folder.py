@@ -17,6 +17,7 @@ from typing import IO
 from rollart.config import Config, dump_config, load_config
 from rollart.config.check import check_resumable
 from rollart.errors import ConfigError, RunExists, RunMissing
+from rollart.observe.runinfo import LOCK
 from rollart.runtime.checkpoint import Checkpoints
 
 CONFIG = "config.yaml"
@@ -67,13 +68,13 @@ class RunFolder:
                 "or give the new one a name with run.name=..."
             )
         self._make()
-        if not self.exists() and any(entry.name != ".lock" for entry in self.path.iterdir()):
+        if not self.exists() and any(entry.name != LOCK for entry in self.path.iterdir()):
             raise RunExists(f"{self.path} holds files that are no run's; choose another run.folder or run.name")
         self._acquire()
         for entry in self.path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
-            elif entry.name != ".lock":
+            elif entry.name != LOCK:
                 entry.unlink()
         self._write(config)
 
@@ -109,7 +110,7 @@ class RunFolder:
 
     def _acquire(self) -> None:
         try:
-            lock = (self.path / ".lock").open("a+")
+            lock = (self.path / LOCK).open("a+")
         except OSError as error:
             reason = f"cannot write to the run's folder ({error.strerror}); choose another"
             raise ConfigError("run.folder", str(self.path.parent), reason) from None

@@ -11,10 +11,13 @@ import asyncio
 from contextlib import AsyncExitStack
 from math import ceil
 
+import msgspec
+
 from rollart.config import Config
 from rollart.observe.dashboard import Dashboard, snapshot
 from rollart.observe.metrics import MetricsWriter
 from rollart.observe.trace import Trace
+from rollart.observe.wandb import WandbRun
 from rollart.pipeline.controller import Iteration
 from rollart.pipeline.row import metrics_row
 from rollart.runtime.beside import beside, unless
@@ -53,6 +56,7 @@ class Run:
         self._serving = asyncio.Event()
         self._trace = Trace(folder.path / "trace.json", self._clock, limit=_TRACED_SPANS)
         self._metrics = MetricsWriter(folder.path, resume_step=self.step if state else None)
+        self._wandb = _wandb(config, folder)
         served = state.trainer_version if state else 0
         self._control = Control(config, setting, parts, self._trace, state.buffer if state else None, served)
 
@@ -72,6 +76,8 @@ class Run:
         """Iterate to the end; False when `stop` was set before it. Raises what ends the run early."""
         async with AsyncExitStack() as stack:
             stack.callback(self._metrics.close)
+            if self._wandb is not None:
+                stack.callback(self._wandb.close)
             stack.callback(self._trace.close)
             stack.push_async_callback(self._control.close)
             return await beside(self._iterate(stop), self._rollout(), self._parts.watch())
@@ -132,6 +138,8 @@ class Run:
             if len(self._config.tasks) > 1:
                 row |= {f"eval/success/{task}": rate for task, rate in control.evaluator.by_task.items()}
         row = self._metrics.write(row)
+        if self._wandb is not None:
+            self._wandb.write(row)
         self._trace.count("staleness", mean=float(row["staleness/mean"] or 0), max=float(row["staleness/max"] or 0))
         self._trace.flush(iteration.step, time.start, time.end, version=iteration.trained.version)
         self._dashboard.update(
@@ -156,3 +164,9 @@ class Run:
         )
         await self._folder.checkpoints.write(state, self._parts.trainer.save)
         self._saved_step = self.step
+
+
+def _wandb(config: Config, folder: RunFolder) -> WandbRun | None:
+    if not config.run.wandb:
+        return None
+    return WandbRun(config.run.wandb, config.run.name, folder.path, msgspec.to_builtins(config))
