@@ -41,6 +41,46 @@ class InfrastructureError(RolloutError):
     kind = "infrastructure"
 
 
+class ClusterError(InfrastructureError):
+    """Raised when the Kubernetes API does not answer, or refuses a request for good."""
+
+
+class Missing(ClusterError):
+    """Raised when the Kubernetes API knows no such object (404)."""
+
+
+class Conflict(ClusterError):
+    """Raised when an object of that name exists, or is another than the one meant (409)."""
+
+
+class Expired(ClusterError):
+    """Raised when a watch asks for a resource version that the API server has forgotten (410)."""
+
+
+class QuotaExceeded(ClusterError):
+    """Raised when the namespace's quota leaves no room for another pod (403), and none was freed in time."""
+
+
+class PodLost(InfrastructureError):
+    """Raised when a pod was deleted by somebody else, or did not become ready in time."""
+
+
+class ImagePullFailed(PodLost):
+    """Raised when a pod's image cannot be pulled."""
+
+
+class Evicted(PodLost):
+    """Raised when the cluster took a pod away: node pressure, preemption, a drained node."""
+
+
+class NodeLost(PodLost):
+    """Raised when the node of a pod no longer answers, or is gone."""
+
+
+class PodDied(PodLost):
+    """Raised when a pod's process ended: crashed, out of memory, past its lifetime."""
+
+
 class DataError(RolloutError):
     """Raised when an environment or its task is at fault: it raised, or broke the five-tuple contract."""
 

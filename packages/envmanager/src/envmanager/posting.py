@@ -99,7 +99,7 @@ class Posts:
                     return await self._try(url, body, headers)
             except _TryAgain as reason:
                 if attempt == self._retries:
-                    raise self._failure(f"{self.url}: {reason}, after {attempt + 1} tries") from reason
+                    raise self._failure(f"{url}: {reason}, after {attempt + 1} tries") from reason
                 delay = max(reason.after, backoff(attempt, self._jitter, self._first_wait, LONGEST_WAIT_S))
             self.stats.retries += 1
             attempt += 1
@@ -120,9 +120,9 @@ class Posts:
             raise _TryAgain(f"{type(error).__name__} {error}") from error
         finally:
             self.stats.milliseconds.add(round((asyncio.get_running_loop().time() - began) * 1000))
-        return self._accepted(response.status, response.headers.get("Retry-After", ""), answer)
+        return self._accepted(url, response.status, response.headers.get("Retry-After", ""), answer)
 
-    def _accepted(self, status: int, after: str, answer: bytes) -> bytes:
+    def _accepted(self, url: str, status: int, after: str, answer: bytes) -> bytes:
         """The answer, or the error that it is."""
         if status == 200 and len(answer) <= LARGEST_ANSWER:
             return answer
@@ -130,7 +130,7 @@ class Posts:
         if status in REPEATABLE or status >= 500:
             raise _TryAgain(text, min(float(after), LONGEST_WAIT_S) if after.isdecimal() else 0.0)
         size = f" and more than {LARGEST_ANSWER} bytes" if status == 200 else ""
-        raise self._failure(f"{self.url} {text}{size}; repeating would not change that")
+        raise self._failure(f"{url} {text}{size}; repeating would not change that")
 
 
 class Caller:

@@ -55,12 +55,12 @@ class HTTPBackend(Caller):
 
 
 class HTTPEnv:
-    """One episode's environment on the server."""
+    """One episode's environment on the server at the posts' URL, or at a path or URL behind it."""
 
-    def __init__(self, posts: Posts, key: str) -> None:
+    def __init__(self, posts: Posts, key: str, at: str = "") -> None:
         self._posts = posts
         self._key = key
-        self._path = f"/envs/{uuid.uuid4().hex}"
+        self._path = f"{at}/envs/{uuid.uuid4().hex}"
         self._number = 0
         self.task = "default"
 
@@ -82,5 +82,5 @@ class HTTPEnv:
         try:
             told = msgspec.msgpack.decode(answer, type=Told)
         except msgspec.MsgspecError as error:
-            raise InfrastructureError(f"{self._posts.url} sent what is no reply ({error})") from error
+            raise InfrastructureError(f"{self._posts.url}{self._path} sent what is no reply ({error})") from error
         return opened(told)
