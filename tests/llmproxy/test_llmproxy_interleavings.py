@@ -180,7 +180,7 @@ def check(result: GenerateResult, tokens: int) -> None:
 
 def check_idle(proxy: LLMProxy, worker: StepWorker, **ends: int) -> None:
     stats = proxy.stats()
-    assert not worker.running and stats.workers[0].load == stats.workers[0].running == 0
+    assert not worker.running and stats.workers[0].charged == stats.workers[0].running == 0
     assert {name: stats.requests[name] for name in ends} == ends
     assert stats.requests["admitted"] == sum(ends.values()) and not stats.suspended
 

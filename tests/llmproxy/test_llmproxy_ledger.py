@@ -90,7 +90,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert counts["queued"] + counts["dispatched"] == len(self.ledger) == len(self.live)
         for slot in self.slots:
             here = [charge for holder, charge in self.charges.values() if holder is slot]
-            assert (slot.load, slot.running) == (sum(here), len(here))
+            assert (slot.charged, slot.running) == (sum(here), len(here))
         for entry in self.live:
             assert (
                 self.ledger.find(entry.request.trajectory_id) is self.ledger.find(entry.request.request_id) is entry

@@ -243,7 +243,7 @@ class ProxyMachine(RuleBasedStateMachine):
         assert not self.flying
         for worker in self.workers:
             assert worker.running == 0
-        assert all(stats.load == stats.running == 0 for stats in self.proxy.stats().workers)
+        assert all(stats.load == stats.charged == stats.running == 0 for stats in self.proxy.stats().workers)
         assert not any(stats.fenced for stats in self.proxy.stats().workers)
         self.run(self.proxy.close())
         self.run(self._alone())

@@ -11,6 +11,12 @@ import pytest
 from llmproxy import AffinityRouter, Fleet, GenerateRequest, LLMProxy, SimWorker, Slot, less_loaded
 
 
+class Silent(SimWorker):
+    """Does not report its backlog, so that it is judged by what it was charged."""
+
+    backlog = None  # type: ignore[assignment]
+
+
 def fleet_of(*workers: SimWorker, gone: tuple[str, ...] = ()) -> Fleet:
     fleet = Fleet()
     for worker in workers:
@@ -24,7 +30,7 @@ def request(id: str = "t", tokens: int = 100, task: str = "default") -> Generate
 
 
 def mixed(count: int = 2) -> list[SimWorker]:
-    return [SimWorker(f"{hardware}-{i}", hardware=hardware) for hardware in ("H800", "H20") for i in range(count)]
+    return [Silent(f"{hardware}-{i}", hardware=hardware) for hardware in ("H800", "H20") for i in range(count)]
 
 
 def place(router: AffinityRouter, fleet: Fleet, asked: GenerateRequest) -> Slot:
@@ -74,7 +80,7 @@ def test_a_saturated_class_overflows_until_the_others_are_full_too() -> None:
 
 def test_later_turns_stay_until_waiting_costs_more_than_a_new_prefill() -> None:
     router = AffinityRouter(slack=1_000)
-    fleet = fleet_of(SimWorker("a"), SimWorker("b"))
+    fleet = fleet_of(Silent("a"), Silent("b"))
     own, other = (slot for slot in fleet)
     router.served(request("t"), own)
     own.charge(1_000)
@@ -85,7 +91,7 @@ def test_later_turns_stay_until_waiting_costs_more_than_a_new_prefill() -> None:
 
 def test_an_update_makes_trajectories_free_to_move() -> None:
     router = AffinityRouter()
-    fleet = fleet_of(SimWorker("a"), SimWorker("b"))
+    fleet = fleet_of(Silent("a"), Silent("b"))
     own, other = (slot for slot in fleet)
     router.served(request("t"), own)
     own.charge(500)
@@ -96,7 +102,7 @@ def test_an_update_makes_trajectories_free_to_move() -> None:
 
 def test_a_trajectory_whose_worker_is_fenced_goes_elsewhere() -> None:
     router = AffinityRouter()
-    fleet = fleet_of(SimWorker("a"), SimWorker("b"))
+    fleet = fleet_of(Silent("a"), Silent("b"))
     own, other = (slot for slot in fleet)
     router.served(request("t"), own)
     fleet.refresh(lambda id: id != own.id)
@@ -105,7 +111,7 @@ def test_a_trajectory_whose_worker_is_fenced_goes_elsewhere() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     router = AffinityRouter(remember=10)
-    fleet = fleet_of(SimWorker("a"))
+    fleet = fleet_of(Silent("a"))
     (slot,) = fleet
     for i in range(100):
         router.served(request(f"t{i}"), slot)
@@ -113,7 +119,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 def test_only_workers_that_take_the_context_are_chosen() -> None:
-    fleet = fleet_of(SimWorker("short", context_limit=200), SimWorker("long", context_limit=2_000))
+    fleet = fleet_of(Silent("short", context_limit=200), Silent("long", context_limit=2_000))
     went = {
         tokens: {place(AffinityRouter(), fleet, request(f"t{i}", tokens)).id for i in range(30)}
         for tokens in (50, 500)
@@ -122,7 +128,7 @@ def test_only_workers_that_take_the_context_are_chosen() -> None:
 
 
 def test_ties_are_equally_likely() -> None:
-    fleet = fleet_of(*(SimWorker(f"w{i}") for i in range(8)))
+    fleet = fleet_of(*(Silent(f"w{i}") for i in range(8)))
     random = Random(1)
     slots = list(fleet)
     counts = Counter(less_loaded(slots, random).id for _ in range(8_000))
@@ -133,7 +139,7 @@ def test_ties_are_equally_likely() -> None:
 def test_a_burst_of_first_turns_spreads(seed: int) -> None:
     """64 members of a few groups, all at once: near 8 on each of 8 workers."""
     router = AffinityRouter(random=Random(seed))
-    fleet = fleet_of(*(SimWorker(f"w{i}") for i in range(8)))
+    fleet = fleet_of(*(Silent(f"w{i}") for i in range(8)))
     for i in range(64):
         place(router, fleet, request(f"t{i}", 200))
     assert all(5 <= slot.running <= 11 for slot in fleet)

@@ -303,7 +303,7 @@ async def test_nothing_stays_in_the_engine(proxy: LLMProxy, worker: VLLMWorker, 
     with pytest.raises(expected):
         await tasks[0]
     assert await nothing_runs(worker)
-    assert proxy.stats().workers[0].load == 0
+    assert proxy.stats().workers[0].charged == 0
 
 
 async def test_a_request_that_reaches_a_paused_engine_waits_for_the_update(

@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from .worker import Role
+
 
 class ProxyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds of the proxy; seconds where a time is meant."""
@@ -20,14 +22,21 @@ class ProxyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How long a worker may take to answer pause, resume, interrupt or probe."""
     update: float = 600.0
     """How long a worker may take to load a version."""
+    watch: float = 10.0
+    """How often a worker with requests out is probed; one that takes longer than `answer` loses them."""
     probe_first: float = 0.1
-    """Delay of the first probe of a fenced worker; each further one waits twice as long."""
+    """Delay of the first probe of a fenced worker; each further one waits twice as long, and so does the first one
+    of each further fencing, until the worker finished a request."""
     probe_every: float = 10.0
     """The longest delay between probes of a fenced worker."""
 
 
 class WorkerStats(Struct, frozen=True):
-    """One worker as the proxy sees it; `fenced` says why it gets no traffic."""
+    """One worker as the proxy sees it.
+
+    `load` is what routing goes by, `charged` what this proxy's requests there may come to, both in tokens; `fenced`
+    says why it gets no traffic.
+    """
 
     id: str
     hardware: str
@@ -35,10 +44,16 @@ class WorkerStats(Struct, frozen=True):
     load: int
     running: int
     fenced: str
+    role: Role = "both"
+    charged: int = 0
 
 
 class ProxyStats(Struct, frozen=True):
-    """A snapshot. `requests` are the ledger's counts, `lost` the requests whose worker was lost under them."""
+    """A snapshot.
+
+    `requests` are the ledger's counts, `lost` the requests whose worker was lost under them, `unsplit` those that a
+    decode worker prefilled itself, as no prefill worker served.
+    """
 
     version: int
     suspended: bool
@@ -46,3 +61,5 @@ class ProxyStats(Struct, frozen=True):
     lost: int
     router: dict[str, int]
     workers: list[WorkerStats]
+    prefill_router: dict[str, int] = {}
+    unsplit: int = 0

@@ -19,7 +19,18 @@ ANY = ""
 class Slot:
     """A worker and what it is carrying."""
 
-    __slots__ = ("_backlog", "charged", "context_limit", "hardware", "id", "role", "running", "serving", "worker")
+    __slots__ = (
+        "_backlog",
+        "charged",
+        "context_limit",
+        "hardware",
+        "id",
+        "role",
+        "running",
+        "serving",
+        "strikes",
+        "worker",
+    )
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -30,6 +41,7 @@ class Slot:
         self.serving = False
         self.charged = 0
         self.running = 0
+        self.strikes = 0  # how often it was fenced since it last finished a request
         self._backlog = worker.backlog if isinstance(worker, Reports) else None
 
     @property

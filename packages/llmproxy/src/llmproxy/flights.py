@@ -20,6 +20,7 @@ from .errors import Aborted, Closed, Interrupted, NoWorker, RetriesExhausted, Wo
 from .fleet import Fleet, Slot
 from .gate import Gate
 from .ledger import End, Entry, Ledger, Pull
+from .prefills import Prefills
 from .routing import Router
 from .values import GenerateRequest, GenerateResult, Partial, Timing
 
@@ -31,13 +32,20 @@ class Flights:
     """Carries requests over the workers that the gate lets serve. `on_lost` is told of lost workers."""
 
     def __init__(
-        self, gate: Gate, fleet: Fleet, router: Router, config: ProxyConfig, on_lost: Callable[[Slot, str], None]
+        self,
+        gate: Gate,
+        fleet: Fleet,
+        router: Router,
+        prefills: Prefills,
+        config: ProxyConfig,
+        on_lost: Callable[[Slot, str], None],
     ) -> None:
         self.ledger = Ledger()
         self.lost = 0
         self._gate = gate
         self._fleet = fleet
         self._router = router
+        self._prefills = prefills
         self._config = config
         self._on_lost = on_lost
         self._waiting: dict[Entry, asyncio.Future[None]] = {}
@@ -77,9 +85,12 @@ class Flights:
         await self._ask_to_leave(entry, "interrupt")
         return entry.partial if entry.interrupted else None
 
-    async def reclaim(self, slot: Slot) -> None:
-        """Move the requests of a worker that may not serve them any more."""
+    async def reclaim(self, slot: Slot, *, silent: bool = False) -> None:
+        """Move the requests of a worker that may not serve any more; a silent one is not asked for their tokens."""
         entries = self.ledger.on(slot)
+        if silent:
+            for entry in entries:
+                self._kick(entry, "reclaim")
         await asyncio.gather(*(self._ask_to_leave(entry, "reclaim") for entry in entries))
 
     def allow(self, version: int) -> None:
@@ -107,7 +118,10 @@ class Flights:
         while True:
             try:
                 slot = await self._place(entry)
-                answer = await slot.worker.generate(entry.request)
+                if entry.prefill_slot is not None and not await self._prefill(entry, entry.prefill_slot):
+                    answer: GenerateResult | Partial = entry.partial
+                else:
+                    answer = await slot.worker.generate(entry.request)
             except asyncio.CancelledError:
                 if not entry.kicked or entry.task.cancelling() > entry.cancelling + 1:
                     raise  # from outside
@@ -137,7 +151,7 @@ class Flights:
             else:
                 slot = self._router.choose(entry.request, self._fleet)
                 if slot is not None:
-                    self.ledger.dispatch(entry, slot, now)
+                    self.ledger.dispatch(entry, slot, now, self._prefills.choose(entry.request, slot))
                     entry.versions = {self._gate.version}
                     return slot
                 deadline = deadline or now + self._config.patience
@@ -154,8 +168,21 @@ class Flights:
             if self._waiting.get(entry) is woken:
                 del self._waiting[entry]
 
+    async def _prefill(self, entry: Entry, slot: Slot) -> bool:
+        """The first phase; whether the second may begin, which nothing is awaited before."""
+        handoff = await self._prefills.run(entry.request, slot)
+        if handoff.version not in entry.versions:
+            raise WorkerLost(slot.id, f"it prefilled under version {handoff.version}")
+        self.ledger.prefilled(entry, handoff, _now())
+        target = entry.slot
+        assert target is not None
+        if target.serving and not self._gate.suspended and handoff.version == self._gate.version:
+            return True
+        await self._prefills.release(handoff, target, self._fleet)
+        return False
+
     def _survive(self, entry: Entry, lost: WorkerLost) -> None:
-        slot = entry.slot
+        slot = entry.prefill_slot or entry.slot
         assert slot is not None
         trusted = lost.partial is not None and not _forbidden(entry, lost.partial)
         self._requeue(entry, lost.partial if trusted else None)
@@ -171,15 +198,15 @@ class Flights:
 
     def _finished(self, entry: Entry, slot: Slot, answer: GenerateResult) -> GenerateResult:
         self._router.served(entry.request, slot, answer)
-        running = entry.ran_for + _now() - entry.since
-        timing = Timing(entry.queued_for, running, entry.placements, answer.timing.cached_tokens)
-        return replace(answer, timing=timing)
+        slot.strikes = 0
+        handoff = entry.request.handoff
+        cached = answer.timing.cached_tokens if handoff is None else handoff.cached_tokens
+        return replace(answer, timing=_timing(entry, cached))
 
     def _exhausted(self, entry: Entry) -> GenerateResult:
         """It left its worker after the last token of its budget: nothing is left to generate."""
         done = entry.partial
-        timing = Timing(entry.queued_for, entry.ran_for, entry.placements)
-        return GenerateResult(done.token_ids, done.logprobs, done.spans, "length", entry.worker, timing)
+        return GenerateResult(done.token_ids, done.logprobs, done.spans, "length", entry.worker, _timing(entry, 0))
 
     def _why_none(self, request: GenerateRequest) -> str:
         fenced = "; ".join(f"{slot.id}: {self._gate.reason(slot.id)}" for slot in self._fleet if not slot.serving)
@@ -203,7 +230,7 @@ class Flights:
         if not entry.live:
             return
         entry.pulled = max(entry.pulled, why, key=_RANK.index)
-        if entry.slot is not None:
+        if entry.slot is not None and entry.prefill_slot is None and not entry.kicked:
             try:
                 async with asyncio.timeout(self._config.answer):
                     await entry.slot.worker.interrupt(entry.request.request_id)
@@ -221,6 +248,11 @@ def _forbidden(entry: Entry, answer: GenerateResult | Partial) -> set[int]:
     """
     before = len(entry.request.resume.token_ids) if entry.request.resume else 0
     return {span.version for span in answer.spans if span.end > before} - entry.versions
+
+
+def _timing(entry: Entry, cached: int) -> Timing:
+    running = entry.ran_for + (_now() - entry.since if entry.slot is not None else 0.0)
+    return Timing(entry.queued_for, running, entry.placements, cached, entry.prefilled_for, entry.prefill_worker)
 
 
 def _calm(entry: Entry) -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from .errors import DuplicateRequest, WrongState
 from .fleet import Slot
-from .values import GenerateRequest, Partial
+from .values import GenerateRequest, Handoff, Partial
 
 Live = Literal["queued", "dispatched"]
 End = Literal["finished", "aborted", "failed"]
@@ -38,6 +38,10 @@ class Entry:
         "left",
         "losses",
         "placements",
+        "prefill_charged",
+        "prefill_slot",
+        "prefill_worker",
+        "prefilled_for",
         "pulled",
         "queued_for",
         "ran_for",
@@ -57,6 +61,10 @@ class Entry:
         self.charged = 0
         self.placements = 0
         self.worker = ""
+        self.prefill_slot: Slot | None = None
+        self.prefill_charged = 0
+        self.prefill_worker = ""
+        self.prefilled_for = 0.0
         self.since = now
         self.queued_for = 0.0
         self.ran_for = 0.0
@@ -100,7 +108,7 @@ class Ledger:
         return list(self._requests.values())
 
     def on(self, slot: Slot) -> list[Entry]:
-        return [entry for entry in self._requests.values() if entry.slot is slot]
+        return [entry for entry in self._requests.values() if slot in (entry.slot, entry.prefill_slot)]
 
     def admit(self, request: GenerateRequest, now: float, task: asyncio.Task[Any]) -> Entry:
         for field, id, taken in (
@@ -116,7 +124,8 @@ class Ledger:
         self.counts["queued"] += 1
         return entry
 
-    def dispatch(self, entry: Entry, slot: Slot, now: float) -> None:
+    def dispatch(self, entry: Entry, slot: Slot, now: float, prefill: Slot | None = None) -> None:
+        """To its worker; with `prefill` to that one first, while its place at the other is kept."""
         self._leave(entry, "queued")
         entry.queued_for += now - entry.since
         entry.since = now
@@ -125,14 +134,25 @@ class Ledger:
         entry.worker = slot.id
         entry.charged = entry.request.tokens
         slot.charge(entry.charged)
+        if prefill is not None:
+            entry.prefill_slot = prefill
+            entry.prefill_worker = prefill.id
+            entry.prefill_charged = len(entry.request.context)
+            prefill.charge(entry.prefill_charged)
         self._enter(entry, "dispatched")
+
+    def prefilled(self, entry: Entry, handoff: Handoff, now: float) -> None:
+        """The first phase is over: its cache waits at the prefill worker."""
+        entry.prefilled_for += now - entry.since
+        self._free_prefill(entry)
+        entry.request = replace(entry.request, handoff=handoff)
 
     def requeue(self, entry: Entry, partial: Partial | None, now: float) -> None:
         """Interrupted: off its worker, with what is known of it, and queued to go on."""
         self._leave(entry, "dispatched")
         self._free(entry, now)
-        if partial is not None:
-            entry.request = replace(entry.request, resume=partial)
+        if partial is not None or entry.request.handoff is not None:
+            entry.request = replace(entry.request, resume=partial or entry.request.resume, handoff=None)
         self.counts["interrupted"] += 1
         self._enter(entry, "queued")
 
@@ -146,11 +166,17 @@ class Ledger:
 
     def _free(self, entry: Entry, now: float) -> None:
         assert entry.slot is not None
+        self._free_prefill(entry)
         entry.slot.release(entry.charged)
         entry.slot = None
         entry.charged = 0
         entry.ran_for += now - entry.since
         entry.since = now
+
+    def _free_prefill(self, entry: Entry) -> None:
+        if entry.prefill_slot is not None:
+            entry.prefill_slot.release(entry.prefill_charged)
+            entry.prefill_slot = None
 
     def _leave(self, entry: Entry, *allowed: Live) -> None:
         if entry.state not in allowed:

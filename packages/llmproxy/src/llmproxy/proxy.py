@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from .checks import check_request
 from .config import ProxyConfig, ProxyStats, WorkerStats
@@ -19,8 +19,10 @@ from .fleet import Fleet, Slot
 from .flights import Flights
 from .gate import Gate
 from .passages import Passages
+from .prefills import Prefills
 from .routing import AffinityRouter, Router
 from .values import Ack, GenerateRequest, GenerateResult, Partial
+from .watch import Watch
 from .worker import Worker
 
 _log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class LLMProxy:
         workers: Iterable[Worker] = (),
         *,
         router: Router | None = None,
+        prefill_router: Router | None = None,
         config: ProxyConfig = ProxyConfig(),  # noqa: B008 - immutable
         version: int | None = None,
     ) -> None:
@@ -44,9 +47,13 @@ class LLMProxy:
         held = [worker.version for worker in workers if worker.version is not None]
         self._config = config
         self._router = router or AffinityRouter()
+        self._prefill_router = prefill_router or AffinityRouter()
         self._gate = Gate(max(held, default=0) if version is None else version)
         self._fleet = Fleet()
-        self._flights = Flights(self._gate, self._fleet, self._router, config, self._fence)
+        self._prefill_fleet = Fleet()
+        self._prefills = Prefills(self._prefill_fleet, self._prefill_router, config)
+        self._flights = Flights(self._gate, self._fleet, self._router, self._prefills, config, self._fence)
+        self._watch = Watch(config.watch, self._slots, self._check)
         self.passages = Passages(self._gate, self._fleet, self._router, config.patience, self._fence)
         self._mending: dict[str, asyncio.Task[None]] = {}
         self._moving: set[asyncio.Task[None]] = set()
@@ -63,6 +70,7 @@ class LLMProxy:
         if self._closed:
             raise Closed("the proxy is closed")
         check_request(request, self._fleet.context_limit or request.tokens)
+        self._watch.arm()
         return await self._flights.run(request)
 
     async def abort(self, id: str) -> bool:
@@ -82,6 +90,7 @@ class LLMProxy:
         """From the call on nothing new is placed; when it returns, no worker generates."""
         self._gate.suspend()
         async with self._phase:
+            await self._watch.stop()
             await self._stop(self._mending.values())
             self._mending.clear()
             await self._all(lambda worker: worker.pause())
@@ -96,7 +105,7 @@ class LLMProxy:
                 return Ack(slot.id, version, error=f"{type(error).__name__}: {error}")
             return Ack(slot.id, version)
 
-        return await asyncio.gather(*(stage(slot) for slot in self._fleet))
+        return await asyncio.gather(*(stage(slot) for slot in self._slots()))
 
     async def update(self, version: int) -> list[Ack]:
         """Load `version` on every worker, fenced ones too, and make it the only one that may serve.
@@ -107,13 +116,14 @@ class LLMProxy:
         if not self._gate.suspended:
             raise WrongState("update needs a suspended proxy; call suspend first")
         async with self._phase:
-            acks = await asyncio.gather(*(self._update(slot, version) for slot in self._fleet))
+            acks = await asyncio.gather(*(self._update(slot, version) for slot in self._slots()))
         self.accept(version, acks)
         return acks
 
     def accept(self, version: int, acks: Sequence[Ack]) -> None:
         """Take over the acknowledgements of an update that another proxy over the same workers made."""
-        known = [ack for ack in acks if ack.worker in self._fleet]
+        slots = {slot.id: slot for slot in self._slots()}
+        known = [ack for ack in acks if ack.worker in slots]
         held = {ack.worker for ack in known if ack.version == version and not ack.error}
         errors = {ack.worker: ack.error or f"it holds {ack.version}" for ack in known if ack.worker not in held}
         if errors and (self._config.on_failure == "fail" or not held):
@@ -122,7 +132,8 @@ class LLMProxy:
         self._gate.allow(version)
         self._flights.allow(version)
         self._router.flushed()
-        for slot in self._fleet:
+        self._prefill_router.flushed()
+        for slot in slots.values():
             if slot.id in held:
                 self._gate.prove(slot.id, version)
             else:
@@ -132,8 +143,9 @@ class LLMProxy:
     async def resume(self) -> None:
         """Open the gate and let workers that hold the allowed version go on."""
         self._gate.resume()
+        self._watch.arm()
         self._wake()
-        for slot in self._fleet:
+        for slot in self._slots():
             if not slot.serving:
                 self._start_mending(slot)
         async with self._phase:
@@ -156,7 +168,7 @@ class LLMProxy:
             except Exception as error:  # whatever went wrong, this worker is not where it should be
                 self._fence(slot, f"{type(error).__name__}: {error}")
 
-        await asyncio.gather(*(ask(slot) for slot in self._fleet if slot.serving))
+        await asyncio.gather(*(ask(slot) for slot in self._slots() if slot.serving))
 
     # Workers, and what faces that carry bytes themselves need to know (see `passages`).
 
@@ -183,9 +195,15 @@ class LLMProxy:
 
     def add_worker(self, worker: Worker) -> None:
         """It serves at once if it holds the allowed version; else once it has been brought to it."""
-        if worker.role != "both":
-            raise ValueError(f"worker {worker.id!r} has role {worker.role!r}; whole generations need 'both'")
-        slot = self._fleet.add(worker)
+        fleet, other = self._fleet, self._prefill_fleet
+        if worker.role == "prefill":
+            fleet, other = other, fleet
+        needed = {"prefill": "prefill", "decode": "release", "both": "generate"}[worker.role]
+        if not hasattr(worker, needed):
+            raise ValueError(f"worker {worker.id!r} has role {worker.role!r}, which needs a method {needed!r}")
+        if worker.id in other:
+            raise ValueError(f"worker id {worker.id!r} is taken; remove that worker first")
+        slot = fleet.add(worker)
         if self._gate.prove(slot.id, worker.version):
             self._refresh()
             self._wake()
@@ -194,9 +212,10 @@ class LLMProxy:
 
     def remove_worker(self, worker_id: str) -> None:
         """Give it nothing more, and go on elsewhere with what it has."""
-        if worker_id not in self._fleet:
-            raise ValueError(f"no worker {worker_id!r}; known are {[slot.id for slot in self._fleet]}")
-        slot = self._fleet.remove(worker_id)
+        slot = self._find(worker_id)
+        if slot is None:
+            raise ValueError(f"no worker {worker_id!r}; known are {[slot.id for slot in self._slots()]}")
+        (self._prefill_fleet if slot.role == "prefill" else self._fleet).remove(worker_id)
         self._gate.forget(worker_id)
         self._refresh()
         if mending := self._mending.pop(worker_id, None):
@@ -205,26 +224,40 @@ class LLMProxy:
         self._moving.add(task)
         task.add_done_callback(self._moving.discard)
 
-    def _fence(self, slot: Slot, reason: str) -> None:
+    def _fence(self, slot: Slot, reason: str, *, silent: bool = False) -> None:
         """No more traffic until it proved the allowed version, which it is probed for unless suspended."""
-        if self._fleet.get(slot.id) is not slot:
+        if self._find(slot.id) is not slot:
             return
         if slot.serving:
+            slot.strikes += 1
             _log.warning("worker %s is fenced: %s", slot.id, reason)
         self._gate.fence(slot.id, reason)
         self._refresh()
         self.passages.reclaim(slot, reason)
         if not self._gate.suspended:
-            self._start_mending(slot)
+            self._start_mending(slot, silent=silent)
 
-    def _start_mending(self, slot: Slot) -> None:
+    async def _check(self, slot: Slot) -> None:
+        """It has requests out: does it answer, and does it still hold what it proved?"""
+        try:
+            async with asyncio.timeout(self._config.answer):
+                version = await slot.worker.probe()
+        except TimeoutError:
+            self._fence(slot, f"did not answer for {self._config.answer} s", silent=True)
+        except Exception as error:  # whatever went wrong, it may not serve
+            self._fence(slot, f"{type(error).__name__}: {error}")
+        else:
+            if slot.serving and version != self._gate.version:
+                self._fence(slot, f"holds version {version}, allowed is {self._gate.version}")
+
+    def _start_mending(self, slot: Slot, *, silent: bool = False) -> None:
         if slot.id not in self._mending:
-            self._mending[slot.id] = asyncio.create_task(self._mend(slot))
+            self._mending[slot.id] = asyncio.create_task(self._mend(slot, silent))
 
-    async def _mend(self, slot: Slot) -> None:
+    async def _mend(self, slot: Slot, silent: bool) -> None:
         """Move the requests of a fenced worker, then bring it to the allowed version, however often that takes."""
-        await self._flights.reclaim(slot)
-        delay = self._config.probe_first
+        await self._flights.reclaim(slot, silent=silent)
+        delay = min(self._config.probe_first * 2 ** max(0, slot.strikes - 1), self._config.probe_every)
         while not self._gate.serves(slot.id):
             await asyncio.sleep(delay)
             delay = min(2 * delay, self._config.probe_every)
@@ -255,9 +288,13 @@ class LLMProxy:
             requests=dict(self._flights.ledger.counts),
             lost=self._flights.lost,
             router=self._router.stats(),
+            prefill_router=self._prefill_router.stats(),
+            unsplit=self._prefills.unsplit,
             workers=[
-                WorkerStats(s.id, s.hardware, s.worker.version, s.load, s.running, self._gate.reason(s.id))
-                for s in self._fleet
+                WorkerStats(
+                    s.id, s.hardware, s.worker.version, s.load, s.running, self._gate.reason(s.id), s.role, s.charged
+                )
+                for s in self._slots()
             ],
         )
 
@@ -265,6 +302,7 @@ class LLMProxy:
         """End all requests with Closed and all tasks; the workers go on."""
         self._closed = True
         await self._flights.end()
+        await self._watch.stop()
         await self._stop([*self._mending.values(), *self._moving])
         self._mending.clear()
 
@@ -274,8 +312,16 @@ class LLMProxy:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _slots(self) -> Iterator[Slot]:
+        yield from self._fleet
+        yield from self._prefill_fleet
+
+    def _find(self, worker_id: str) -> Slot | None:
+        return self._fleet.get(worker_id) or self._prefill_fleet.get(worker_id)
+
     def _refresh(self) -> None:
         self._fleet.refresh(self._gate.serves)
+        self._prefill_fleet.refresh(self._gate.serves)
 
     def _wake(self) -> None:
         self._flights.wake()

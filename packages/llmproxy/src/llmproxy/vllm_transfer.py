@@ -1,7 +1,7 @@
 """How vLLM engines hand caches to each other: NIXL, where the decode engine pulls from the prefill engine.
 
-A prefill engine keeps the cache of an answered request until a decode engine took it, said that it will not, or a lease
-ran out, which a decode engine that has the request extends. So nothing stays for ever, whoever dies
+A prefill engine keeps the cache of an answered request until a decode engine took it, said that it will not, or a
+lease ran out, which a decode engine that has the request extends. So nothing stays for ever, whoever dies
 (tests/llmproxy/test_llmproxy_pairs.py).
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from .worker import Role
 
 LEASE_S = 10
-"""Seconds a cache waits for a decode engine. A proxy needs milliseconds to send it; a pause waits this long at worst."""
+"""Seconds a cache waits for a decode engine. A proxy needs milliseconds; a pause waits for it at worst."""
 
 ASK: dict[str, Any] = {
     "do_remote_decode": True,

@@ -37,6 +37,7 @@ class Job:
         "base",
         "cached",
         "joined",
+        "key",
         "length",
         "made",
         "need",
@@ -57,6 +58,7 @@ class Job:
         self.joined: float | None = None
         self.base = 0.0  # tokens held minus where the counter stands, the same for as long as it decodes
         self.serial = 0
+        self.key: int | None = None  # its prompt's, when nothing of its trajectory was cached
         self.spans: list[Span] = []
 
     @property
@@ -290,8 +292,8 @@ class Engine:
         self._left, self._pace = 0.0, None
         for job in prompts:
             self._queued -= job.held
-            if self._share:
-                self._remember(_prompt_key(job), job.held)
+            if job.key is not None:
+                self._remember(job.key, job.held)
             if job.only_prefill:
                 self._pins[job.request.request_id] = job.held
                 self._pinned += job.held
@@ -347,7 +349,8 @@ class Engine:
     def _known(self, job: Job) -> int:
         known = self._cache.get(job.request.trajectory_id, 0)
         if not known and self._share:
-            known = self._cache.get(_prompt_key(job), 0)
+            job.key = job.key or hash(tuple(job.request.prompt_ids))
+            known = self._cache.get(job.key, 0)
         return known
 
     def _take(self, key: Hashable) -> None:
@@ -363,7 +366,3 @@ class Engine:
         room = min(self._cache_tokens, self._speed.capacity - self.resident - self._reserved())
         while len(self._cache) > 1 and self._cached > room:
             self._cached -= self._cache.popitem(last=False)[1]
-
-
-def _prompt_key(job: Job) -> int:
-    return hash(tuple(job.request.prompt_ids))
