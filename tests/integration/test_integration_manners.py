@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart.observe.metrics import read_metrics
+from rollart.observe.metrics import Row, read_metrics
 from rollart.observe.runinfo import read_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -94,11 +94,17 @@ class Driver:
             time.sleep(0.1)
         return not self.left()
 
-    def engine(self) -> int:
-        """The process id of the generation actor."""
-        match = re.search(r"MainProcess pid=(\d+)", (self.run / "logs" / "gen-0.log").read_text())
-        assert match, "the engine's log names no process"
-        return int(match[1])
+    def engine(self, started: int = 0) -> int:
+        """The process id of the generation actor, when it was started for the so many-th time after the first."""
+        found = re.findall(r"MainProcess pid=(\d+)", (self.run / "logs" / "gen-0.log").read_text())
+        pids = list(dict.fromkeys(found))
+        assert len(pids) > started, f"the engine's log names the processes {pids}"
+        return int(pids[started])
+
+
+def check_ledger(row: Row) -> None:
+    ended = ("delivered", "surplus", "stale", "filtered", "failed", "cancelled", "running", "buffered")
+    assert row["ledger/issued"] == sum(row[f"ledger/{column}"] or 0 for column in ended)
 
 
 @pytest.fixture
@@ -140,10 +146,7 @@ def test_interrupt_leaves_a_checkpoint_that_a_resume_goes_on_from(start) -> None
     for row in rows:
         assert (row["staleness/max"] or 0) <= 1
         assert row["ledger/failed"] == 0
-        ended = sum(
-            row[f"ledger/{c}"] or 0 for c in ("delivered", "surplus", "stale", "filtered", "failed", "cancelled")
-        )
-        assert row["ledger/issued"] == ended + (row["ledger/running"] or 0) + (row["ledger/buffered"] or 0)
+        check_ledger(row)
     delivered = [row["ledger/delivered"] for row in rows]
     assert delivered == [16 * step for step in range(1, total + 1)]
     info = read_run(first.run)
@@ -151,8 +154,23 @@ def test_interrupt_leaves_a_checkpoint_that_a_resume_goes_on_from(start) -> None
     assert info.status == "finished"
 
 
-def test_a_killed_worker_ends_the_run_with_its_name(start) -> None:
-    driver = start()
+def test_a_killed_engine_is_replaced_and_the_run_goes_on(start) -> None:
+    driver = start("run.iterations=6")
+    driver.wait_for(r"\[2/6\]")
+    os.kill(driver.engine(), signal.SIGKILL)
+    assert driver.ended(within=START_S) == 0, driver.text()
+    assert driver.nothing_left(), driver.left()
+    assert driver.engine(started=1) != driver.engine()
+    rows = read_metrics(driver.run)
+    assert [row["step"] for row in rows] == list(range(1, 7))
+    for row in rows:
+        check_ledger(row)
+        assert (row["staleness/max"] or 0) <= 1
+    assert rows[-1]["ledger/delivered"] == 16 * 6
+
+
+def test_a_worker_that_is_dead_for_good_ends_the_run_with_its_name(start) -> None:
+    driver = start("generation.restarts=0")
     driver.wait_for(r"\[2/40\]")
     os.kill(driver.engine(), signal.SIGKILL)
     assert driver.ended(within=30) == 1

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import async_solipsism
 import pytest
 
+from llmproxy.errors import WorkerLost
 from rollart.errors import ParityError, WeightsDiffer
 from rollart.observe.trace import Trace, read_trace
 from rollart.pipeline.controller import Controller, Iteration
@@ -44,6 +45,7 @@ class World:
         self.parity = parity
         self.served = self.version = 0
         self.open = True
+        self.lost = 0  # prefetches to fail
         trace = Trace(tmp_path / "trace.json", asyncio.get_running_loop().time)
         self.trace = trace
         workers = [SimpleNamespace(id=f"gen-{i}", prefetch=self.prefetch) for i in range(2)]
@@ -87,7 +89,7 @@ class World:
         assert not self.open, "updated while generation runs"
         await self.take(0.2, f"update {version}")
         return [
-            SimpleNamespace(worker=f"gen-{i}", version=version, digest=self.digest.format(version=version))
+            SimpleNamespace(worker=f"gen-{i}", version=version, digest=self.digest.format(version=version), error="")
             for i in range(2)
         ]
 
@@ -106,6 +108,9 @@ class World:
 
     async def prefetch(self, version: int) -> None:
         await asyncio.sleep(0.5)
+        if self.lost:
+            self.lost -= 1
+            raise WorkerLost("gen", "killed")
 
     async def measure(self, version: int) -> float:
         self.log.append(f"probe {version}")
@@ -217,6 +222,41 @@ async def test_what_stops_the_weight_path_reaches_the_controller(tmp_path: Path)
     world.publish = unreachable  # type: ignore[method-assign]
     with pytest.raises(ConnectionError, match="store gone"):
         await world.run(2)
+
+
+@virtual
+async def test_a_worker_that_failed_the_update_does_not_stop_the_others(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart")
+    update = world.update
+
+    async def half(version: int):
+        acks = await update(version)
+        acks[0].digest, acks[0].error = "", "WorkerLost: killed"
+        return acks
+
+    world.update = half  # type: ignore[method-assign]
+    (*_, second) = await world.run(2)
+    assert second.served == 1
+
+
+@virtual
+async def test_a_lost_worker_pulls_later_and_when_all_are_lost_the_first_to_come_back_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, "rollart")
+    world.lost = 1
+    (*_, second) = await world.run(2)
+    assert second.served == 1
+    gone = World(tmp_path / "gone", "rollart")
+    gone.lost = 2 * 10
+    start = asyncio.get_running_loop().time()
+    (*_, second) = await gone.run(2)
+    assert second.served == 1
+    assert asyncio.get_running_loop().time() - start > 10
+    never = World(tmp_path / "never", "rollart")
+    never.lost = 10**9
+    with pytest.raises(WorkerLost):
+        await never.run(2)
 
 
 @virtual

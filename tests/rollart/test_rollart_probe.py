@@ -7,22 +7,27 @@ from collections.abc import Sequence
 import pytest
 
 from llmproxy import GenerateRequest, GenerateResult, Sampling, Span
+from llmproxy.errors import WorkerLost
 from rollart.errors import WeightsDiffer
 from rollart.pipeline.probe import ParityProbe
 
 
 class Engine:
-    def __init__(self, id: str, version: int, off_by: float = 0.0) -> None:
+    def __init__(self, id: str, version: int | None, off_by: float = 0.0, *, uses: int | None = None) -> None:
         self.id = id
         self.version = version
+        self.uses = uses if uses is not None else version or 0
         self.off_by = off_by
+        self.lost = False
         self.asked: list[GenerateRequest] = []
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         self.asked.append(request)
+        if self.lost:
+            raise WorkerLost(self.id, "killed")
         tokens = [request.prompt_ids[-1] + i for i in range(request.max_tokens)]
         logprobs = [-0.1 * token + self.off_by for token in tokens]
-        return GenerateResult(tokens, logprobs, [Span(self.version, 0, len(tokens))], "length", self.id)
+        return GenerateResult(tokens, logprobs, [Span(self.uses, 0, len(tokens))], "length", self.id)
 
 
 class Trainer:
@@ -52,4 +57,13 @@ async def test_the_largest_difference_of_any_engine_counts() -> None:
 
 async def test_another_versions_tokens_are_not_agreement() -> None:
     with pytest.raises(WeightsDiffer, match=r"gen-1 acknowledged version 5 and generates with \[4\]"):
-        await probe(Engine("gen-0", 5), Engine("gen-1", 4)).measure(5)
+        await probe(Engine("gen-0", 5), Engine("gen-1", 5, uses=4)).measure(5)
+
+
+async def test_engines_that_are_lost_or_fenced_are_left_out_but_one_must_answer() -> None:
+    well, lost, fenced = Engine("gen-0", 5, 0.125), Engine("gen-1", 5, 9.0), Engine("gen-2", None, 9.0)
+    lost.lost = True
+    assert await probe(well, lost, fenced).measure(5) == pytest.approx(0.125)
+    assert not fenced.asked
+    with pytest.raises(WorkerLost, match="none answers at version 5"):
+        await probe(lost, fenced).measure(5)

@@ -15,9 +15,9 @@ The loop consumes batches and trained versions. It waits for the buffer (step 1)
 and for the trainer (step 6). Rollout unblocks the first, the weight path the second, the trainer the third; each
 raises a typed error instead of waiting for ever.
 
-Invariants (tests/rollart/test_rollart_controller.py): the served version advances only after every admitted
-worker acknowledged the digest that was published; the steps happen in this order; the parts of an iteration sum
-to its wall time.
+Invariants (tests/rollart/test_rollart_controller.py): the served version advances only after every worker that
+will get traffic acknowledged the digest that was published; the steps happen in this order; the parts of an
+iteration sum to its wall time.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ class Controller:
 
 
 def _check_digests(acks: Sequence[Ack], staged: Staged) -> None:
-    wrong = {ack.worker: ack.digest for ack in acks if ack.digest != staged.digest}
+    """A worker that failed has no digest; the gateway keeps traffic from it until it proves the version."""
+    wrong = {ack.worker: ack.digest for ack in acks if not ack.error and ack.digest != staged.digest}
     if wrong:
         raise WeightsDiffer(
             f"version {staged.version} was published with digest {staged.digest}, but was loaded as {wrong}"

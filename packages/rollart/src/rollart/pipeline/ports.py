@@ -17,6 +17,10 @@ class Ack(Protocol):
     def version(self) -> int: ...
     @property
     def digest(self) -> str: ...
+    @property
+    def error(self) -> str:
+        """Why it does not, or empty."""
+        ...
 
 
 class Gateway(Protocol):

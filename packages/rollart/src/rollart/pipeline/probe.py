@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
 from llmproxy import GenerateRequest, GenerateResult, Partial, Sampling
+from llmproxy.errors import WorkerLost
 from rollart.errors import WeightsDiffer
+
+log = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
@@ -21,6 +25,8 @@ class Engine(Protocol):
 
     @property
     def id(self) -> str: ...
+    @property
+    def version(self) -> int | None: ...
     async def generate(self, request: GenerateRequest) -> GenerateResult | Partial: ...
 
 
@@ -52,16 +58,26 @@ class ParityProbe:
         self._numbers = itertools.count()
 
     async def measure(self, version: int) -> float:
-        """The difference at `version`, which both sides hold. Raises WeightsDiffer when an engine serves another."""
-        asked = [(engine, prompt) for engine in self._engines for prompt in self._prompts]
-        results = await asyncio.gather(*(self._ask(engine, prompt) for engine, prompt in asked))
-        for (engine, _), result in zip(asked, results, strict=True):
+        """The difference at `version`, which the trainer and at least one engine hold.
+
+        Raises WeightsDiffer when an engine generates with another, WorkerLost when no engine answers.
+        """
+        holding = [engine for engine in self._engines if engine.version == version]
+        asked = [(engine, prompt) for engine in holding for prompt in self._prompts]
+        answers = await asyncio.gather(*(self._ask(engine, prompt) for engine, prompt in asked))
+        heard = [(prompt, answer) for (_, prompt), answer in zip(asked, answers, strict=True) if answer is not None]
+        if not heard:
+            raise WorkerLost(", ".join(engine.id for engine in self._engines), f"none answers at version {version}")
+        results = [result for _, result in heard]
+        for result in results:
             served = {span.version for span in result.spans}
             if served != {version}:
-                raise WeightsDiffer(f"{engine.id} acknowledged version {version} and generates with {sorted(served)}")
+                raise WeightsDiffer(
+                    f"{result.worker} acknowledged version {version} and generates with {sorted(served)}"
+                )
         tokens = [result.token_ids for result in results]
         expected = await self._scorer.logprobs(
-            [prompt for _, prompt in asked], tokens, self._sampling.allowed_token_ids
+            [prompt for prompt, _ in heard], tokens, self._sampling.allowed_token_ids
         )
         return max(
             abs(ours - theirs)
@@ -69,10 +85,15 @@ class ParityProbe:
             for ours, theirs in zip(result.logprobs, scored, strict=True)
         )
 
-    async def _ask(self, engine: Engine, prompt: list[int]) -> GenerateResult:
+    async def _ask(self, engine: Engine, prompt: list[int]) -> GenerateResult | None:
+        """The engine's answer; None when it was lost meanwhile."""
         name = f"probe-{next(self._numbers)}"
-        result = await engine.generate(
-            GenerateRequest(name, prompt, self._max_tokens, sampling=self._sampling, request_id=name)
-        )
+        try:
+            result = await engine.generate(
+                GenerateRequest(name, prompt, self._max_tokens, sampling=self._sampling, request_id=name)
+            )
+        except WorkerLost as lost:
+            log.warning("the parity probe goes on without %s: %s", engine.id, lost)
+            return None
         assert isinstance(result, GenerateResult), "the probe runs while nothing is suspended"
         return result

@@ -2,23 +2,30 @@
 
 Three costs are always measured apart: push (trainer to store), accumulated pull (store to the slowest worker's
 host, while rollout goes on) and exposed pull (what rollout waits for; the controller measures that).
-Invariant: one version is under way at a time, and `staged` returns it once it lies on every worker, or raises
-what stopped it (tests/rollart/test_rollart_controller.py).
+Invariant: one version is under way at a time, and `staged` returns it once it lies on every worker that can take it,
+or raises what stopped it (tests/rollart/test_rollart_controller.py). A worker that is lost pulls when it is back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 import msgspec
 
+from llmproxy.errors import WorkerLost
 from rollart.observe.trace import Trace
 from rollart.pipeline.ports import Puller, Push, Trainer
 
+log = logging.getLogger(__name__)
+
+# A process takes tens of seconds to come back; its calls fail at once until then.
+_RETRY_S = 1.0
+
 
 class Staged(msgspec.Struct, frozen=True):
-    """A version that every worker can commit at once."""
+    """A version that can be committed at once."""
 
     version: int
     digest: str
@@ -30,7 +37,11 @@ class Staged(msgspec.Struct, frozen=True):
 class WeightPath:
     """Owns the task that carries the newest version to the workers."""
 
-    def __init__(self, trainer: Trainer, workers: Sequence[Puller], trace: Trace) -> None:
+    def __init__(
+        self, trainer: Trainer, workers: Sequence[Puller], trace: Trace, *, patience_s: float = 300.0
+    ) -> None:
+        """`patience_s`: how long to wait for a first worker when all are lost."""
+        self._patience_s = patience_s
         self._trainer = trainer
         self._workers = workers
         self._trace = trace
@@ -63,8 +74,28 @@ class WeightPath:
     async def _carry(self, version: int) -> Staged:
         with self._trace.measure("push", f"push {version}"):
             push: Push = await self._trainer.publish(version)
-        pulls = await asyncio.gather(*(self._pull(worker, version) for worker in self._workers))
-        return Staged(version, push.digest, push.seconds, max(pulls, default=0.0), push.nbytes)
+        pulls = await self._pulls(version)
+        return Staged(version, push.digest, push.seconds, max(pulls), push.nbytes)
+
+    async def _pulls(self, version: int) -> list[float]:
+        """Seconds that each worker took which is not lost; waits for one that comes back when all are."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._patience_s
+        while True:
+            results = await asyncio.gather(
+                *(self._pull(worker, version) for worker in self._workers), return_exceptions=True
+            )
+            lost = [result for result in results if isinstance(result, WorkerLost)]
+            for result in results:
+                if isinstance(result, BaseException) and not isinstance(result, WorkerLost):
+                    raise result
+            if len(lost) < len(results) or not results:
+                for error in lost:
+                    log.warning("version %d is not staged everywhere: %s", version, error)
+                return [result for result in results if isinstance(result, float)] or [0.0]
+            if clock() >= deadline:
+                raise lost[0]
+            await asyncio.sleep(_RETRY_S)
 
     async def _pull(self, worker: Puller, version: int) -> float:
         clock = asyncio.get_running_loop().time

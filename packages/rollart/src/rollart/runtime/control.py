@@ -40,11 +40,11 @@ class Control:
         self.proxy = LLMProxy(
             parts.workers,
             router=AffinityRouter(config.generation.affinity),
-            config=ProxyConfig(on_failure="fail"),
+            config=ProxyConfig(patience=config.generation.start_timeout_s),
             version=0,
         )
         self.buffer = _buffer(config, setting, buffer)
-        self.weights = WeightPath(parts.trainer, parts.workers, trace)
+        self.weights = WeightPath(parts.trainer, parts.workers, trace, patience_s=config.generation.start_timeout_s)
         self.scheduler = RolloutScheduler(
             setting.make_env,
             self._policy("train-"),

@@ -13,6 +13,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from resmgr import Pool, Request, ResourceManager
 from rollart.config import Config
 from rollart.distributed import ActorOptions, Cluster, RaySession
@@ -88,7 +90,7 @@ def _clusters(
         "gen",
         request=[_request(config, f"gen-{rank}") for rank in range(generation.workers)],
         backend="vllm",
-        options=options,
+        options=msgspec.structs.replace(options, restarts=generation.restarts),
         make=partial(make_engine, settings),
     )
     trainer = Cluster(
@@ -131,6 +133,6 @@ async def _enter_both(stack: AsyncExitStack, *clusters: Cluster) -> None:
 
 
 async def _watch(clusters: Sequence[Cluster]) -> None:
-    """Waits for the first death of a worker, and raises it."""
+    """Waits for the first worker that is dead for good, and raises its death."""
     done, _ = await asyncio.wait([cluster.died for cluster in clusters], return_when=asyncio.FIRST_COMPLETED)
     raise next(iter(done)).result()
