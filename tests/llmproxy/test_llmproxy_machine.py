@@ -31,9 +31,17 @@ from llmproxy import (
     UpdateFailed,
     WrongState,
 )
+from llmproxy.sim import Rates
+from llmproxy.worker import Role
 
 T = TypeVar("T")
 WORKERS = 3
+ROLES: list[tuple[Role, ...]] = [
+    ("both", "both", "both"),
+    ("prefill", "decode", "decode"),
+    ("decode", "prefill", "both"),
+    ("prefill", "prefill", "decode"),
+]
 PICK = st.integers(0, WORKERS - 1)
 ENDS = {
     GenerateResult: "finished",
@@ -54,19 +62,22 @@ class Submitted:
 
 
 class ProxyMachine(RuleBasedStateMachine):
-    @initialize(keeps=st.tuples(*[st.booleans()] * WORKERS), on_failure=st.sampled_from(["fence", "fail"]))
-    def begin(self, keeps: tuple[bool, ...], on_failure: Any) -> None:
+    @initialize(
+        keeps=st.tuples(*[st.booleans()] * WORKERS),
+        roles=st.sampled_from(ROLES),
+        on_failure=st.sampled_from(["fence", "fail"]),
+    )
+    def begin(self, keeps: tuple[bool, ...], roles: tuple[Role, ...], on_failure: Any) -> None:
         self.runner = asyncio.Runner(loop_factory=async_solipsism.EventLoop)
         self.workers = [
             SimWorker(
                 f"w{i}",
                 hardware=f"class{i % 2}",
-                prefill_rate=500.0,
-                decode_rate=20.0,
-                decode_total=50.0,
+                role=roles[i],
                 update_time=0.5,
                 keep=keep,
                 tells_partial=i != 1,
+                speed=Rates(500.0, 20.0, 50.0, handoff=2_000.0),
             )
             for i, keep in enumerate(keeps)
         ]
@@ -242,7 +253,7 @@ class ProxyMachine(RuleBasedStateMachine):
         self.books_balance()
         assert not self.flying
         for worker in self.workers:
-            assert worker.running == 0
+            assert worker.running == 0 == worker.pinned
         assert all(stats.load == stats.charged == stats.running == 0 for stats in self.proxy.stats().workers)
         assert not any(stats.fenced for stats in self.proxy.stats().workers)
         self.run(self.proxy.close())

@@ -171,6 +171,8 @@ class Flights:
     async def _prefill(self, entry: Entry, slot: Slot) -> bool:
         """The first phase; whether the second may begin, which nothing is awaited before."""
         handoff = await self._prefills.run(entry.request, slot)
+        if handoff is None:
+            return False
         if handoff.version not in entry.versions:
             raise WorkerLost(slot.id, f"it prefilled under version {handoff.version}")
         self.ledger.prefilled(entry, handoff, _now())

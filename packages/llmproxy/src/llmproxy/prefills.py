@@ -1,8 +1,8 @@
 """The first phase where prefill and decode are apart: who computes a context, who is told when nobody comes for it.
 
 A request has its decode worker before it is prefilled, so that nothing lies between the end of the first phase and
-the start of the second. Held by tests/llmproxy/test_llmproxy_phases.py: no cache made by old weights is used, none stays
-behind, and the loss of either worker costs only time.
+the start of the second. Invariants (tests/llmproxy/test_llmproxy_phases.py, and both machines): no cache made by old
+weights is used, none stays behind, and the loss of either worker costs only time.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ class Prefills:
         self.unsplit += slot is None
         return slot
 
-    async def run(self, request: GenerateRequest, slot: Slot) -> Handoff:
+    async def run(self, request: GenerateRequest, slot: Slot) -> Handoff | None:
         handoff = await cast(PrefillWorker, slot.worker).prefill(request)
-        self._router.served(request, slot)
-        slot.strikes = 0
+        if handoff is not None:
+            self._router.served(request, slot)
+            slot.strikes = 0
         return handoff
 
     async def release(self, handoff: Handoff, target: Slot, decoders: Fleet) -> None:

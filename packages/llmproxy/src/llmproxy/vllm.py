@@ -99,6 +99,7 @@ class VLLMWorker:
         self._environment = dict(environment or {})
         self._staged: int | None = None
         self._paused = False
+        self._pausing = False  # from the call of pause on
         self._vllm: Any = None  # the module vllm_engine
         self._engine: Any = None
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -144,14 +145,18 @@ class VLLMWorker:
             await asyncio.to_thread(self._end_engine, engine)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
+        handoff = request.handoff
+        if handoff is not None and (self._pausing or handoff.version != self.version):
+            await self.release(handoff)
+            return extend_partial(request, [], [], ())
         output, interrupted = await self._run(request)
         return self._answer(request, output, interrupted)
 
-    async def prefill(self, request: GenerateRequest) -> Handoff:
+    async def prefill(self, request: GenerateRequest) -> Handoff | None:
         output, _ = await self._run(request, vllm_transfer.ASK)
         version, cached, transfer = self._vllm.read_handoff(output)
         if transfer is None:
-            raise Aborted(f"request {request.request_id} was aborted on worker {self.id}")
+            return None
         return Handoff(self.id, self._version(version), transfer, cached)
 
     async def release(self, handoff: Handoff) -> None:
@@ -206,6 +211,7 @@ class VLLMWorker:
                 await engine.abort(request_id)
 
     async def pause(self) -> None:
+        self._pausing = True
         if not self._paused:
             with self._calling() as engine:
                 for id in list(self._taking):
@@ -241,7 +247,7 @@ class VLLMWorker:
             raise WrongState(f"worker {self.id} holds no known version; update it first")
         with self._calling() as engine:
             await engine.resume_generation()
-        self._paused = False
+        self._paused = self._pausing = False
 
     async def probe(self) -> int | None:
         with self._calling() as engine:

@@ -71,16 +71,19 @@ class Worker(Protocol):
 class PrefillWorker(Worker, Protocol):
     """A worker of role "prefill": computes contexts whose generation goes on elsewhere."""
 
-    async def prefill(self, request: GenerateRequest) -> Handoff:
-        """Compute the cache of the request's context and hold it. Cancelling frees it; so does time, in the end."""
+    async def prefill(self, request: GenerateRequest) -> Handoff | None:
+        """Compute the cache of the request's context and hold it; None when interrupted before that.
+
+        Cancelling frees it; so does time, in the end.
+        """
         ...
 
 
 class DecodeWorker(Worker, Protocol):
     """A worker of role "decode": `generate` takes the cache of the context from `request.handoff`.
 
-    When it cannot, it computes the context itself. Pausing it hands back, as a Partial, what has not taken its cache
-    yet: that cache is of the old weights. Without a handoff it computes the context itself.
+    When it cannot, or without a handoff, it computes the context itself. A cache of other weights than its own is not
+    taken: pausing hands back, as a Partial, what waits for its cache, and so is what comes while it is paused.
     """
 
     async def release(self, handoff: Handoff) -> None:

@@ -177,6 +177,11 @@ class Engine:
         return self._based + len(self._members) * self._progress
 
     @property
+    def pinned(self) -> int:
+        """Tokens kept for other workers."""
+        return self._pinned
+
+    @property
     def queued(self) -> int:
         """Tokens of contexts whose prefill has not ended."""
         return self._queued
@@ -328,7 +333,7 @@ class Engine:
 
     def _arrived(self, job: Job) -> None:
         handoff = job.request.handoff
-        assert handoff is not None
+        assert handoff is not None and handoff.version == self.version  # never tokens from a cache of other weights
         taken = handoff.params["source"].taken(handoff.params["key"])
         room = self._speed.capacity - self.resident - self._reserved()
         if not taken:

@@ -91,16 +91,16 @@ class SimWorker:
     async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
         handoff = request.handoff
         if handoff is not None and (self._engine.paused or handoff.version != self.version):
+            _take(request)
             return extend_partial(request, [], [], ())  # that cache is of other weights than the tokens would be
         length = request.budget if self._length is None else min(self._length(request), request.budget)
         answer = await self._run(Job(request, max(1, length), _future()))
         assert not isinstance(answer, Handoff)
         return answer
 
-    async def prefill(self, request: GenerateRequest) -> Handoff:
+    async def prefill(self, request: GenerateRequest) -> Handoff | None:
         answer = await self._run(Job(request, 0, _future(), only_prefill=True))
-        assert isinstance(answer, Handoff)
-        return answer
+        return answer if isinstance(answer, Handoff) else None
 
     async def release(self, handoff: Handoff) -> None:
         await self._answering()
@@ -213,6 +213,11 @@ class SimWorker:
         """How often a generation lost its cache for want of memory."""
         return self._engine.preemptions
 
+    @property
+    def pinned(self) -> int:
+        """Tokens kept for other workers."""
+        return self._engine.pinned
+
     async def _answering(self) -> None:
         while self._thawed is not None:
             await self._thawed.wait()
@@ -294,6 +299,7 @@ class SimWorker:
     def _drop(self, job: Job, answer: Partial | Exception | None = None) -> None:
         """Take a job out of the engine and answer its caller, unless that has gone."""
         self._engine.drop(job)
+        _take(job.request)
         del self._jobs[job.request.request_id]
         if job.answer.done() or answer is None:
             return
@@ -308,6 +314,12 @@ def _positions(start: int, end: int) -> list[float]:
     if end > len(_TABLE):
         _TABLE.extend(-float(position) for position in range(len(_TABLE), 2 * end))
     return _TABLE[start:end]
+
+
+def _take(request: GenerateRequest) -> None:
+    """The cache that waits for this request, if any still does, will not be fetched."""
+    if request.handoff is not None:
+        request.handoff.params["source"].taken(request.handoff.params["key"])
 
 
 def _future() -> asyncio.Future[Answer]:
