@@ -38,8 +38,9 @@ def _wants(store: Store, key: str, request: Request, timeout: float | None, lost
 def wants_all(store: Store, requests: Sequence[Request], timeout: float | None) -> Want:
     """Several bindings in one step, or none."""
     key, ids = uuid.uuid4().hex, [uuid.uuid4().hex for _ in requests]
-    parts, wait = wire.parts_of(list(zip(ids, requests, strict=True))), "0" if timeout == 0 else "1"
-    return Want(key, ids, requests, lambda session: store.call("bind_all", session, key, parts, wait), timeout)
+    parts = [part for own, request in zip(ids, requests, strict=True) for part in (own, wire.spec_of(request))]
+    wait = "0" if timeout == 0 else "1"
+    return Want(key, ids, requests, lambda session: store.call("bind_all", session, key, wait, *parts), timeout)
 
 
 def wants_amount(store: Store, binding: Binding, request: Request, timeout: float | None, leave: str) -> Want:

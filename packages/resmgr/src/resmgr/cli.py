@@ -1,4 +1,4 @@
-"""The command `resmgr`: look at a store, serve its metrics, stop an embedded one that persists."""
+"""The command `resmgr`: look at a store, serve its metrics, fill it from a file, stop an embedded one."""
 
 import argparse
 import asyncio
@@ -10,7 +10,9 @@ import msgspec
 
 from resmgr.errors import ResmgrError, StoreMismatch, StoreUnavailable
 from resmgr.events import watch
+from resmgr.manager import ResourceManager
 from resmgr.metrics import MetricsServer
+from resmgr.static import load_pools
 from resmgr.status import SCHEMA, Status, read_status
 from resmgr.store import Store
 from resmgr.table import render
@@ -47,6 +49,10 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=9477)
     serve.set_defaults(run=_serve)
+    apply = add("apply", "register the pools of a YAML file")
+    apply.add_argument("file", help="pool names mapped to hardware, total or nodes, labels, backend")
+    apply.add_argument("--replace", action="store_true", help="also pools that are registered with other totals")
+    apply.set_defaults(run=_apply)
     add("stop", "stop the server of embedded:DIR, whoever started it").set_defaults(run=_stop)
     return parser
 
@@ -94,6 +100,15 @@ async def _serve(options: argparse.Namespace) -> None:
         print(f"http://{options.host}:{port}/metrics", flush=True)
         async with server:
             await server.serve_forever()
+
+
+async def _apply(options: argparse.Namespace) -> None:
+    pools = load_pools(options.file)
+    async with await ResourceManager.connect(options.url, namespace=options.namespace, patience=5.0) as manager:
+        for pool in pools:
+            await manager.register(pool, replace=options.replace)
+            total = pool.total or sum(node.total for node in pool.nodes)
+            print(f"{pool.name}: {total:g} of {pool.hardware}")
 
 
 async def _stop(options: argparse.Namespace) -> None:

@@ -91,11 +91,6 @@ def pool_bytes(pool: Pool) -> tuple[bytes, bytes]:
     return msgspec.msgpack.encode(ordered, order="sorted"), encode(flat)
 
 
-def parts_of(parts: Sequence[tuple[str, Request]]) -> bytes:
-    """Several requests, each with the id that its binding will have."""
-    return encode([part for identity, request in parts for part in (identity, spec_of(request))])
-
-
 def binding_of(identity: str, packed: bytes) -> Binding:
     return _binding(identity, _record.decode(packed))
 

@@ -205,10 +205,10 @@ local function bindings_of(ids)
   return recs, all
 end
 
--- Several requests, all granted in one step or none: `flat` is packed {id, spec, ...}.
-function calls.bind_all(session, id, flat, wait)
+-- Several requests, all granted in one step or none: each an id and a packed spec.
+function calls.bind_all(session, id, wait, ...)
   if not alive(session) then return { 'session' } end
-  local rows, parts, ids = cmsgpack.unpack(flat), {}, {}
+  local rows, parts, ids = { ... }, {}, {}
   for i = 1, #rows, 2 do
     ids[#ids + 1] = rows[i]
     parts[#parts + 1] = { id = rows[i], spec = read_spec(rows[i + 1]) }

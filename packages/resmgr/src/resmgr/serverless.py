@@ -1,0 +1,122 @@
+"""Serverless endpoints as a backend: an endpoint is a node whose units are calls at the same time.
+
+A binding is the right to so many concurrent calls; the endpoints of a class form one pool, so a request for more than
+one endpoint serves is spread over several. An endpoint that does not answer `DOWN_AFTER` times in a row leaves its
+pool: the bindings on it are lost and granted again elsewhere; it returns with its first answer
+(tests: `test_resmgr_serverless.py`).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import msgspec
+
+from resmgr.errors import Invalid
+from resmgr.manager import ResourceManager
+from resmgr.values import Binding, Node, Pool
+
+# One lost answer is a hiccup; three in a row, an interval apart, are an outage.
+DOWN_AFTER = 3
+_LONGEST_ANSWER_S = 2.0
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A function behind `url` that serves `concurrency` calls at once."""
+
+    name: str
+    url: str
+    concurrency: int
+    hardware: str = "serverless"
+
+
+Probe = Callable[[Endpoint], Awaitable[bool]]
+
+
+async def answers(endpoint: Endpoint) -> bool:
+    """Whether the endpoint's host says anything to GET /healthz but a failure of its own."""
+    parts = urlsplit(endpoint.url)
+    secure = parts.scheme == "https"
+    try:
+        async with asyncio.timeout(_LONGEST_ANSWER_S):
+            port = parts.port or (443 if secure else 80)
+            reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure or None)
+            try:
+                writer.write(f"GET /healthz HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
+                status = (await reader.readline()).split(b" ")
+            finally:
+                writer.close()
+    except OSError:  # a timeout is one, too
+        return False
+    return len(status) > 1 and status[1][:1] in (b"2", b"4")
+
+
+class ServerlessBackend:
+    """The endpoints as pools `serverless-CLASS`, followed while the context lasts."""
+
+    def __init__(
+        self,
+        manager: ResourceManager,
+        endpoints: Sequence[Endpoint],
+        *,
+        probe: Probe = answers,
+        interval: float = 5.0,
+    ) -> None:
+        names = [endpoint.name for endpoint in endpoints]
+        if len(set(names)) < len(names) or not names:
+            raise Invalid(f"endpoints={names} must be at least one, with different names")
+        for endpoint in endpoints:
+            if not endpoint.url.startswith(("http://", "https://")):
+                raise Invalid(f"Endpoint.url={endpoint.url!r} must begin with http:// or https://")
+        self._manager = manager
+        self._endpoints = {endpoint.name: endpoint for endpoint in endpoints}
+        self._probe = probe
+        self._interval = interval
+        self._missed = dict.fromkeys(names, 0)
+        self._registered: dict[str, Pool] = {}
+        self._follower: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._register()
+        self._follower = asyncio.create_task(self._follow(), name="resmgr-serverless")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._follower is not None:
+            self._follower.cancel()
+            (outcome,) = await asyncio.gather(self._follower, return_exceptions=True)
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    def urls(self, binding: Binding) -> dict[str, int]:
+        """Where the binding may call, and how often at the same time."""
+        return {self._endpoints[part.node].url: round(part.amount) for part in binding.allocations}
+
+    async def refresh(self) -> None:
+        """Asks every endpoint whether it is there, and registers those that are."""
+        names = list(self._endpoints)
+        there = await asyncio.gather(*(self._probe(self._endpoints[name]) for name in names))
+        for name, is_there in zip(names, there, strict=True):
+            self._missed[name] = 0 if is_there else self._missed[name] + 1
+        await self._register()
+
+    async def _register(self) -> None:
+        for hardware in {endpoint.hardware for endpoint in self._endpoints.values()}:
+            nodes = [
+                Node(name, endpoint.concurrency)
+                for name, endpoint in sorted(self._endpoints.items())
+                if endpoint.hardware == hardware and self._missed[name] < DOWN_AFTER
+            ]
+            pool = Pool(f"serverless-{hardware}", hardware=hardware, backend="serverless", nodes=nodes)
+            if self._registered.get(hardware) != pool:
+                await self._manager.register(pool, replace=True)
+                self._registered[hardware] = pool
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            await self.refresh()
