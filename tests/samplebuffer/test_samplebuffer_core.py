@@ -354,3 +354,20 @@ def test_stats_tell_staleness_in_flight_in_queue_and_at_hand_out() -> None:
     assert (off.delivered.count, off.delivered.max, off.trainer_lag.max) == (2, 1, 2)
     plain = buf.stats().as_dict()
     assert plain["ledger"]["delivered"] == 2 and plain["off_policy"]["in_queue"]["count"] == 0
+
+
+def test_without_eviction_the_bound_holds_at_admission_only() -> None:
+    buf = buffer(alpha=1, evict=False)
+    slow, *rest = take_all(buf)
+    assert len(rest) + 1 == 4 * 2  # the capacity is what admits
+    for version in range(1, 4):
+        assert buf.advance(version) == []
+    for ticket in (slow, *rest):
+        assert run(ticket, version=0) == "accepted"
+    batch = buf.get_batch_nowait()
+    assert batch is not None
+    assert batch.max_staleness == 3 > buf.stats().max_staleness
+    again = SampleBuffer.restore(buf.state_dict(), count())
+    assert again.advance(9) == []
+    assert again.ledger.stale == 0
+    assert again.ledger.balanced

@@ -42,16 +42,18 @@ class SampleBuffer:
         spare_groups: int = 0,
         spare_members: int = 0,
         max_replacements: int | None = None,
+        evict: bool = True,
         keep: Callable[[Group], bool] | None = None,
         length: Callable[[Any], int | None] | None = None,
         version: int = 0,
     ) -> None:
         """`max_replacements` is how many members a group may lose to `fail` and `cancel` before it is given up (by
         default twice the members launched). `keep` judges whole groups. `length` measures payloads, for histograms.
+        `evict=False` bounds staleness at admission only, by the capacity: what others do, to be compared with.
         """
         if not isinstance(version, int) or version < 0:
             raise InvalidConfig("version", version, "give the served version, an integer of at least 0")
-        limits = make_limits(batch_groups, group_size, alpha, spare_groups, spare_members, max_replacements)
+        limits = make_limits(batch_groups, group_size, alpha, spare_groups, spare_members, max_replacements, evict)
         self._start(Core(Tasks(tasks), limits, keep=keep, length=length, version=version))
 
     @classmethod

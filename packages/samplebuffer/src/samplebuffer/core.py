@@ -23,7 +23,7 @@ the stamp. Claim: between operations every alive member has `n - b <= ceil(alpha
 (2) `stamp` only raises b (a lower stamp is refused), and not beyond n. (3) n changes in `advance` only, which ends
 every member with b < n - ceil(alpha) before it returns. (4) `finish` keeps b. A batch holds alive members only and
 is formed in one operation, so the bound holds at hand-out, whatever time was spent running or queued. It is a
-property of the buffer alone: no admission policy is part of the argument.
+property of the buffer alone: no admission policy is part of the argument. `evict=False` gives (3) up, and the bound.
 
 **The capacity.** A group is opened only while `alive < capacity = floor((1 + alpha) * batch_groups) + spare_groups`,
 and nothing else adds one (`restore` brings back as many as were alive). So pending trajectories number at most
@@ -99,7 +99,6 @@ class Core:
         self._keep = keep
         self._length = length
         self._capacity = limits.capacity
-        self._staleness = limits.staleness
         self._launch = limits.launch
         self._wanting: list[int] = []  # heap of ids, of each wanting group at least
 
@@ -273,7 +272,7 @@ class Core:
             raise VersionWentBack(version, self.version)
         self.version = version
         self.resting = False
-        cut = version - self._staleness
+        cut = self.limits.oldest(version)
         ended: list[Ticket] = []
         for group_id in sorted(self.book.groups_below(cut), reverse=True):  # the oldest is put back last: in front
             ended += self.age(self.groups[group_id], cut)

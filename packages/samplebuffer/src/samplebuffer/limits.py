@@ -14,7 +14,9 @@ from samplebuffer.errors import InvalidConfig
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes of a buffer. `alpha` is kept as it was written, so that 0.57 of 100 groups is 57, not 56."""
+    """The sizes of a buffer. `alpha` is kept as it was written, so that 0.57 of 100 groups is 57, not 56. Without
+    `evict` staleness is bounded when a group is opened, and never again.
+    """
 
     batch_groups: int
     group_size: int
@@ -22,6 +24,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     spare_groups: int
     spare_members: int
     max_replacements: int
+    evict: bool = True
+
+    def oldest(self, served: int) -> int:
+        """The lowest start version that stays when `served` is."""
+        return served - self.staleness if self.evict else 0
 
     @property
     def staleness(self) -> int:
@@ -46,6 +53,7 @@ def make_limits(
     spare_groups: int,
     spare_members: int,
     max_replacements: int | None,
+    evict: bool = True,
 ) -> Limits:
     """Check the sizes, each with the error that names it."""
     if max_replacements is None:
@@ -66,6 +74,7 @@ def make_limits(
         spare_groups=spare_groups,
         spare_members=spare_members,
         max_replacements=max_replacements,
+        evict=evict,
     )
 
 

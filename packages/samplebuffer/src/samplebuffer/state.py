@@ -144,7 +144,7 @@ def _check(core: Core) -> None:
         (core.book.ledger.balanced, "the ledger does not balance"),
         (len(core.groups) <= core.limits.capacity, "more groups than the capacity"),
         (all(len(group.done) <= size for group in core.groups.values()), "a group has too many members"),
-        (not core.book.groups_below(core.version - core.limits.staleness), "a member is past the bound"),
+        (not core.book.groups_below(core.limits.oldest(core.version)), "a member is past the bound"),
     ):
         if not holds:
             raise InvalidState(f"not the state of a buffer: {what}")

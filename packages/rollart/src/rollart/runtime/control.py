@@ -110,6 +110,7 @@ def _buffer(config: Config, setting: Setting, saved: bytes | None) -> SampleBuff
         alpha=settings.alpha,
         spare_groups=settings.spare_groups,
         spare_members=settings.spare_members,
+        evict=MODES[config.run.mode].evict,
         keep=keep,
         length=_turns,
     )
