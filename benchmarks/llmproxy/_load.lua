@@ -1,5 +1,5 @@
--- A load for wrk: requests of many trajectories, each with its own x-trajectory-id and one in flight at a time.
--- Arguments: the file that holds the body; afterwards prints one line of JSON.
+-- A load for wrk: requests of many trajectories, each with one in flight at a time; prints one line of JSON at the end.
+-- Arguments: the path, the file that holds the body, and "named" where a header says the trajectory.
 local threads = 0
 function setup(thread)
   thread:set("number", threads)
@@ -7,18 +7,17 @@ function setup(thread)
 end
 
 function init(args)
-  local file = assert(io.open(args[1], "rb"))
+  local file = assert(io.open(args[2], "rb"))
   local body = file:read("*a")
   file:close()
   prepared = {}
-  for n = 1, 4096 do
-    local headers = {
-      ["Content-Type"] = "application/json",
-      ["x-trajectory-id"] = "t" .. number .. "-" .. n,
-      ["x-task"] = "default",
-    }
-    prepared[n] = wrk.format("POST", "/v1/completions", headers, #args[1] > 0 and body or "")
-    if #body > 65536 and n == 64 then break end
+  for n = 1, (#body > 65536 and 8 or 4096) do
+    local headers = { ["Content-Type"] = "application/json" }
+    if args[3] == "named" then
+      headers["x-trajectory-id"] = "t" .. number .. "-" .. n
+      headers["x-task"] = "default"
+    end
+    prepared[n] = wrk.format("POST", args[1], headers, body)
   end
   count = 0
 end
@@ -31,7 +30,7 @@ end
 function done(summary, latency, requests)
   local errors = summary.errors
   io.write(string.format(
-    '{"requests": %d, "seconds": %.6f, "p50_us": %d, "p99_us": %d, "errors": %d, "bad_status": %d}\n',
+    '{"requests": %d, "seconds": %.6f, "p50_us": %d, "p99_us": %d, "errors": %d, "bad": %d}\n',
     summary.requests, summary.duration / 1e6, latency:percentile(50), latency:percentile(99),
     errors.connect + errors.read + errors.write + errors.timeout, errors.status))
 end

@@ -1,7 +1,7 @@
 """A worker that answers at once: an HTTP server on an asyncio protocol, as cheap as Python allows.
 
-`python _mock.py PORT [CHUNKS]` answers POSTs whose body holds `"stream": true` with CHUNKS server-sent events, one write
-each, and others with one small completion.
+`python _mock.py PORT [CHUNKS]` answers POSTs whose body holds `"stream": true` with CHUNKS server-sent events, one
+write each, and others with one small completion.
 """
 
 from __future__ import annotations
@@ -18,14 +18,20 @@ _COMPLETION = (
 )
 _MODELS = b'{"object":"list","data":[{"id":"m","object":"model","owned_by":"x","max_model_len":1000000}]}'
 _INFO = b'{"model_path":"m","served_model_name":"m","is_generation":true,"weight_version":"default"}'
-_EVENT = b'data: {"choices":[{"index":0,"text":" token","token_ids":[1234],"logprobs":null,"finish_reason":null}]}\n\n'
+_EVENT = (
+    b'data: {"choices":[{"index":0,"text":" token","token_ids":[1234],"logprobs":null,"finish_reason":null}]}\n\n'
+)
 
 
 def _whole(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
-_ANSWERS = {b"/v1/models": _whole(_MODELS), b"/health": _whole(b"{}"), b"/weight_info": _whole(b'{"weight_version":"default"}')}
+_ANSWERS = {
+    b"/v1/models": _whole(_MODELS),
+    b"/health": _whole(b"{}"),
+    b"/weight_info": _whole(b'{"weight_version":"default"}'),
+}
 _COMPLETED, _INFORMED = _whole(_COMPLETION), _whole(_INFO)
 _STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _CHUNK = b"%x\r\n%b\r\n" % (len(_EVENT), _EVENT)

@@ -128,7 +128,7 @@ class Setting:
 @asynccontextmanager
 async def serving(
     *servers: StandIn,
-    config: GatewayConfig = GatewayConfig(),
+    config: GatewayConfig = GatewayConfig(),  # noqa: B008 - immutable
     proxy_config: ProxyConfig = QUICK,
     affinity: dict[str, str] | None = None,
     hardware: Sequence[str] = (),
@@ -159,7 +159,7 @@ async def serving(
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
     """Wait for a state of another task or process, which tells nobody when it is reached."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - it is not ours to signal
             await asyncio.sleep(0.005)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.llmproxy.gateways import Connection, Setting, ask, expected, serving, until
 
 from llmproxy.gateway import GatewayConfig
 from llmproxy.standin import StandIn
-from tests.llmproxy.gateways import Connection, Setting, ask, expected, serving, until
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "abc", "max_tokens": 6, "ignore_eos": True},
