@@ -6,7 +6,6 @@ The pods run on a double of the Kubernetes API, or on the server that KUBECONFIG
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ import pytest_asyncio
 from tests.envmanager.clusters import cluster
 from tests.envmanager.fakes import BufferClosed, FakeBuffer, FakePolicy
 from tests.envmanager.misbehaving import Bad
+from tests.envmanager.test_envmanager_sandbox import no_sandbox
 
 from envmanager import DataError, DeadlineExceeded, EnvManager, InfrastructureError, Limits, RolloutScheduler
 from envmanager.backends import HTTPBackend, SubprocessBackend
@@ -75,10 +75,6 @@ async def backend(request, tmp_path_factory):
         pytest.skip(reason)
     async with opened(request.param, tmp_path_factory.mktemp("backend")) as made:
         yield made
-
-
-def no_sandbox() -> str:
-    return "" if shutil.which("bwrap") else "bubblewrap is not installed"
 
 
 async def play(backend: Backend, key: str, seed: int = 0, limits: Limits = LIMITS) -> Any:

@@ -10,13 +10,19 @@ import socket
 import sys
 from collections.abc import Mapping
 
+import msgspec
+
+from envmanager.backends.wire import Order
+
 
 class Forks:
-    """Started at the first need. `memory` bounds the data of each worker, 0 is no bound."""
+    """Started at the first need. `memory` bounds the data of each worker, 0 is no bound. A worker in a `sandbox`
+    imports the target itself, in there.
+    """
 
-    def __init__(self, target: str, memory: int, environ: Mapping[str, str]) -> None:
-        self._target = target
-        self._memory = memory
+    def __init__(self, target: str, memory: int, environ: Mapping[str, str], sandbox: bool = False) -> None:
+        self._target = "" if sandbox else target
+        self._order = msgspec.msgpack.encode(Order(memory, dict(environ) if sandbox else None))
         self._environ = environ
         self._starting = asyncio.Lock()
         self._nursery: asyncio.subprocess.Process | None = None
@@ -37,7 +43,7 @@ class Forks:
         ends.
         """
         assert self._orders is not None
-        socket.send_fds(self._orders, [str(self._memory).encode()], fds)
+        socket.send_fds(self._orders, [self._order], fds)
 
     async def close(self) -> None:
         """Ends the nursery; what it forked ends by its own lifelines."""
@@ -53,7 +59,7 @@ class Forks:
     async def _start(self) -> None:
         environ = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | dict(os.environ) | dict(self._environ)
         environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        self._orders, there = socket.socketpair()
+        self._orders, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
         with there:
             self._nursery = await asyncio.create_subprocess_exec(

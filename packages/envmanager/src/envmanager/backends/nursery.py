@@ -16,8 +16,13 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
+
+import msgspec
 
 from envmanager.backends.keeper import keep
+from envmanager.backends.sandbox import serve_inside
+from envmanager.backends.wire import Order
 from envmanager.backends.worker import serve
 from envmanager.naming import named
 
@@ -41,15 +46,16 @@ def main(control: int, target: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers tell of their ends by their pipes
     orders = socket.socket(fileno=control)
     while True:
-        order, fds, _, _ = socket.recv_fds(orders, 64, FDS)
-        if not order:
+        received, fds, _, _ = socket.recv_fds(orders, 1 << 16, FDS)
+        if not received:
             return
+        order = msgspec.msgpack.decode(received, type=Order)
         if os.fork() == 0:
             orders.close()
             for number, fd in enumerate(fds):
                 os.dup2(fd, number)
                 os.close(fd)
-            keep(serve, int(order))
+            keep(serve if order.sandbox is None else partial(serve_inside, also=order.sandbox), order.memory)
         for fd in fds:
             os.close(fd)
 

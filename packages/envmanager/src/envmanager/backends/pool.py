@@ -16,6 +16,7 @@ import msgspec
 
 from envmanager.backends.forks import Forks
 from envmanager.backends.process import Process
+from envmanager.backends.sandbox import bubblewrap
 from envmanager.errors import InfrastructureError
 
 
@@ -28,7 +29,7 @@ class PoolStats(msgspec.Struct):
 
 
 class ProcessPool:
-    """Processes that have all loaded one target."""
+    """Processes that have all loaded one target; each in a bubblewrap of its own with `sandbox`."""
 
     def __init__(
         self,
@@ -37,14 +38,17 @@ class ProcessPool:
         memory_bytes: int | None = None,
         starting: int | None = None,
         environ: Mapping[str, str] | None = None,
+        sandbox: bool = False,
     ) -> None:
         if sys.platform != "linux":
             raise InfrastructureError(f"processes of environments need Linux; on {sys.platform} run them in process")
         if memory_bytes is not None and memory_bytes < 64 << 20:
             raise ValueError(f"memory_bytes is {memory_bytes}; Python itself needs 64 MiB")
+        if sandbox:
+            bubblewrap()
         self.stats = PoolStats()
         self._target = target
-        self._forks = Forks(target, memory_bytes or 0, environ or {})
+        self._forks = Forks(target, memory_bytes or 0, environ or {}, sandbox)
         self._starting = asyncio.Semaphore(starting or os.cpu_count() or 1)
         self._idle: list[Process] = []
         self._alive: set[Process] = set()

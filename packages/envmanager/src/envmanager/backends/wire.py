@@ -30,6 +30,15 @@ FAILURES: dict[str, type[RolloutError]] = {
 Call = Literal["load", "make", "reset", "step", "close", "score"]
 
 
+class Order(msgspec.Struct, array_like=True, frozen=True):
+    """One worker, of a nursery: the bound on its data in bytes (0 is none), and where it is to be in a sandbox, the
+    variables to set there.
+    """
+
+    memory: int
+    sandbox: dict[str, str] | None = None
+
+
 class Ask(msgspec.Struct, array_like=True, frozen=True):
     """`load` for a process; then the calls of an incarnation's environment, or `score` for a reward function."""
 

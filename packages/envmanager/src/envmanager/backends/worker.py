@@ -86,3 +86,7 @@ def serve(talk: int) -> None:
     while len(header := read_exactly(talk, HEADER_BYTES)) == HEADER_BYTES:
         ask = decoder.decode(read_exactly(talk, int.from_bytes(header, "little")))
         write_all(talk, frame(worker.answer(ask)))
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))
