@@ -76,6 +76,7 @@ class TokenPolicy:
             )
         )
         self._observe(result, start, clock())
+        episode.state = None if settings.latest_only else prompt + result.token_ids
         return Action(
             text=settings.format.action(result.token_ids),
             token_ids=result.token_ids,
@@ -87,5 +88,8 @@ class TokenPolicy:
 
 
 def _context(episode: Episode) -> list[int]:
-    """Every token of the episode so far, as generated or first encoded."""
+    """Every token of the episode so far, as generated or first encoded; remembered from turn to turn."""
+    if episode.state is not None:
+        remembered: list[int] = episode.state
+        return remembered
     return [token for turn in episode.turns for token in (*turn.prompt_ids, *turn.token_ids)]

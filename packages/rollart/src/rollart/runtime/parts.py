@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
-from llmproxy import Worker
-from rollart.roles.train_client import TrainClient
+from llmproxy import Router, Worker
+from rollart.pipeline.ports import Trainer
+from rollart.pipeline.probe import Scorer
+
+
+class TrainingPart(Trainer, Scorer, Protocol):
+    """A trainer that the parity probe can ask and that saves itself into a checkpoint's folder."""
+
+    async def save(self, folder: Path) -> None: ...
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """Generation workers, the trainer, and what tells that one of them is gone."""
 
     workers: Sequence[Worker]
-    trainer: TrainClient
+    trainer: TrainingPart
     watch: Callable[[], Coroutine[Any, Any, None]]
     """Returns never; raises the typed error of the first part that dies, with its name and last log lines."""
+    router: Router | None = None
+    """How generations are placed; None for the configured affinity."""
+    prefill_router: Router | None = None
+    """The same for prefill, where that has workers of its own."""

@@ -18,7 +18,7 @@ from rollart.config import Config
 from rollart.config.tasks import FrozenLakeConfig
 from rollart.models import make_tiny_qwen3
 from rollart.policy import TurnSettings
-from rollart.tasks import make_tasks, split
+from rollart.tasks import Mixture, make_tasks, split
 
 # A probe compares probabilities token by token: a few tokens prove as much as many.
 _PROBE_TOKENS = 8
@@ -35,12 +35,10 @@ class Probe(msgspec.Struct, frozen=True):
 class Setting:
     """What is played. Raises ConfigError for a task that cannot be made with this model."""
 
-    def __init__(self, config: Config, model: Path) -> None:
-        from transformers import AutoTokenizer
-
+    def __init__(self, config: Config, model: Path, tasks: Mixture | None = None) -> None:
+        """`tasks` where they are made elsewhere; then the model's tokenizer is not needed."""
         self.model = model
-        self.codec = Codec(AutoTokenizer.from_pretrained(str(model), local_files_only=True))
-        self.tasks = make_tasks(config.tasks, self.codec, config.generation.max_model_len)
+        self.tasks = tasks or make_tasks(config.tasks, _codec(model), config.generation.max_model_len)
         self._seed = config.run.seed
         self._settings = self.tasks.settings
         self._limits = {name: _limits(config, name) for name in config.tasks}
@@ -69,6 +67,12 @@ class Setting:
     def train_keys(self) -> Iterator[str]:
         """The endless keys of this run, the same at every start."""
         return self.tasks.train_keys(self._seed)
+
+
+def _codec(model: Path) -> Codec:
+    from transformers import AutoTokenizer
+
+    return Codec(AutoTokenizer.from_pretrained(str(model), local_files_only=True))
 
 
 def _limits(config: Config, name: str) -> Limits:
