@@ -39,7 +39,8 @@ class Control:
         self.meter = Meter(trace)
         self.proxy = LLMProxy(
             parts.workers,
-            router=AffinityRouter(config.generation.affinity),
+            router=parts.router or AffinityRouter(config.generation.affinity),
+            prefill_router=parts.prefill_router,
             config=ProxyConfig(patience=config.generation.start_timeout_s),
             version=0,
         )
