@@ -18,8 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
+from _peers import NEEDS, Load, Process, mock, router, wrk_is_there
 from _results import Row, write
-from _routers import NEEDS, Load, Process, mock, router, wrk_is_there
 
 CHUNKS = 200
 LONG = 131_072

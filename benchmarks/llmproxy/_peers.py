@@ -136,11 +136,8 @@ def router(name: str, workers: list[Process], quick: bool) -> Process:
     common = ["--host", "127.0.0.1", "--port", str(port)]
     if name.startswith("ours"):
         command = [sys.executable, "-m", "llmproxy.cli", "serve", *common, "--affinity", "default=any"]
-        command += [
-            "--log-level",
-            "error",
-            *(["--record", "--record-gb", "0.2"] if name == "ours, recording" else []),
-        ]
+        command += ["--log-level", "error"]
+        command += ["--record", "--record-gb", "0.2"] if name == "ours, recording" else []
         return Process(command + [word for url in urls for word in ("--worker", url)], port)
     folder = environment(name, quick)
     command = [f"{folder}/{name}", *([] if name == "vllm-router" else ["launch"]), *common]
