@@ -6,6 +6,7 @@ Only these fields are looked at; the bytes that are passed on stay as they came
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ from llmproxy.errors import InvalidRequest
 from .refusals import Refusal
 
 _HIGHEST_ID = 2**31 - 1
+_MISSING = re.compile("field `(.*)`")
+"""The field that msgspec says is missing or unknown."""
 _BYTES_A_TOKEN = 4
 """Of text, about; used to weigh requests against each other, never to refuse one."""
 
@@ -56,8 +59,8 @@ class Facts(Struct):
     task: str
 
 
-def decode(kind: type[Any], body: bytes) -> Any:
-    """JSON as a value of a type. Raises Refusal naming the field."""
+def decode(kind: type[Any], body: bytes, within: str = "") -> Any:
+    """JSON as a value of a type; `within` names the field that holds it. Raises Refusal naming the field."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -66,9 +69,12 @@ def decode(kind: type[Any], body: bytes) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$.")
-        field = path.rstrip("`")
-        raise Refusal(400, "InvalidRequest", str(error), field or _named(message), message) from None
+        message, _, path = str(error).partition(" - at `$")
+        field = within + path.rstrip("`") if within else path.rstrip("`").lstrip(".")
+        missing = _MISSING.search(message)
+        if missing is not None:
+            field = f"{field}.{missing[1]}" if field else missing[1]
+        raise Refusal(400, "InvalidRequest", str(error), field or "body", message) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise Refusal(400, "InvalidRequest", f"the body is not JSON: {error}", "body", "JSON; NaN is none") from None
 
@@ -98,7 +104,7 @@ def _completion(asked: _Completion) -> Facts:
     if prompt in (b"null", b'""', b"[]"):
         raise InvalidRequest("prompt", "is empty", "text or at least one token id")
     if prompt[:1] == b"[" and (prompt[1:].lstrip()[:1] or b"x") in b"-0123456789":
-        return _ids("prompt", decode(list[int], prompt), "max_tokens", asked.max_tokens)
+        return _ids("prompt", decode(list[int], prompt, "prompt"), "max_tokens", asked.max_tokens)
     return Facts([], len(prompt) // _BYTES_A_TOKEN + _budget("max_tokens", asked.max_tokens), "", "")
 
 
@@ -123,8 +129,3 @@ def _budget(field: str, value: int | None) -> int:
     if value is not None and value <= 0:
         raise InvalidRequest(field, f"is {value}", "at least 1")
     return value or 0
-
-
-def _named(message: str) -> str:
-    """The field that "Object missing required field `x`" names."""
-    return message.split("`")[1] if message.count("`") >= 2 else "body"
