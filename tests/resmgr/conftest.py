@@ -1,6 +1,7 @@
 """One real embedded server for the directory, a namespace of its own for each test."""
 
 import asyncio
+import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,6 +12,11 @@ import redis.asyncio as redis
 
 from resmgr import ResourceManager
 from resmgr.embedded import EmbeddedServer
+
+# So that the tests here share `tests.resmgr.kubernetes_server`.
+ROOT = str(Path(__file__).parents[2])
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
 
 
 @pytest.fixture(scope="session")

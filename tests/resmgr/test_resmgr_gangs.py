@@ -3,10 +3,11 @@
 import asyncio
 import itertools
 import random
+from typing import Any
 
 import pytest
 
-from resmgr import BindTimeout, Infeasible, Invalid, Node, Pool, Request, ResourceManager, UnknownHardware
+from resmgr import Binding, BindTimeout, Infeasible, Invalid, Node, Pool, Request, ResourceManager, UnknownHardware
 
 pytestmark = pytest.mark.real
 
@@ -136,7 +137,7 @@ async def test_a_wait_survives_the_loss_of_its_session(place):
 
 
 async def test_each_is_a_binding_of_its_own_afterwards(place):
-    lost: asyncio.Queue = asyncio.Queue()
+    lost: asyncio.Queue[Any] = asyncio.Queue()
     rm = await place.connect()
     await rm.register(Pool("p", hardware="L40", nodes=[Node("n0", 4), Node("n1", 4), Node("n2", 4)]))
     on_rebind = lambda *pair: lost.put_nowait(pair)  # noqa: E731
@@ -163,7 +164,7 @@ async def test_nothing_is_half_bound_and_none_is_refused_beside_room(place, seed
     total = {name: draw.randint(2, 6) for name in ("A", "B", "C")}
     for name, amount in total.items():
         await rm.register(Pool(name, hardware=name, total=amount))
-    live: list = []
+    live: list[Binding] = []
     for _ in range(40):
         if live and draw.random() < 0.4:
             await rm.release(live.pop(draw.randrange(len(live))))
@@ -172,7 +173,7 @@ async def test_nothing_is_half_bound_and_none_is_refused_beside_room(place, seed
         for number in range(draw.randint(1, 3)):
             classes = draw.sample(list(total), draw.randint(1, 3))
             requests.append(gang(f"r{number}", draw.randint(1, 4), *classes))
-        room = dict(total)
+        room: dict[str, float] = dict(total)
         for binding in live:
             room[binding.hardware] -= binding.amount
         fits = any(
@@ -210,7 +211,7 @@ async def test_a_binding_can_leave_a_node(rm):
 
 
 async def test_what_did_not_die_stays_where_it_is(place):
-    moved: asyncio.Queue = asyncio.Queue()
+    moved: asyncio.Queue[Any] = asyncio.Queue()
     rm = await place.connect()
     await rm.register(Pool("n", hardware="L40", nodes=[Node(f"n{i}", 4) for i in range(4)]))
     blocker = await rm.bind(gang("x", 8, "L40"), timeout=0)

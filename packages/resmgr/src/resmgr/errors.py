@@ -21,6 +21,10 @@ class BindTimeout(ResmgrError, TimeoutError):
     """Raised when what was asked did not become free within the timeout; nothing is held."""
 
 
+class NotPlaced(ResmgrError):
+    """Raised when Kubernetes refuses a pod of a binding, or the pod fails; none of the binding's pods is left."""
+
+
 class StaleBinding(ResmgrError):
     """Raised when a binding is used that was released, lost, or granted again under a higher token."""
 
