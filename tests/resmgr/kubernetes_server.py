@@ -16,7 +16,9 @@ Object = dict[str, Any]
 
 
 class ApiServer:
-    """`told` is the version up to which a watcher has been told. `compact` forgets the history, `drop` ends all watches, `refuse` answers so many requests with 503."""
+    """`told` is the version up to which a watcher has been told. `compact` forgets the history, `drop` ends all
+    watches, `refuse` answers so many requests with 503.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Object]] = {"nodes": {}, "pods": {}}

@@ -269,8 +269,8 @@ async def test_a_bookmark_moves_the_version_so_that_the_next_watch_needs_no_list
         coming = asyncio.ensure_future(anext(changes))
         await server.bookmark("nodes")
         bookmarked = server.version
-        server.compact()
         await server.until(lambda: server.told == bookmarked)
+        server.compact()
         server.drop()
         with pytest.raises(HTTPError):
             await coming
