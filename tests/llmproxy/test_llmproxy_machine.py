@@ -92,7 +92,8 @@ class ProxyMachine(RuleBasedStateMachine):
     async def _make(self, on_failure: Any) -> LLMProxy:
         config = ProxyConfig(on_failure=on_failure, attempts=3, patience=1e7, update=5.0, answer=5.0)
         router = AffinityRouter({"default": "class0"}, saturation=200, random=Random(0))
-        return LLMProxy(self.workers, router=router, config=config)
+        prefill_router = AffinityRouter(random=Random(1))
+        return LLMProxy(self.workers, router=router, prefill_router=prefill_router, config=config)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)

@@ -1,4 +1,4 @@
-"""Prefill on one worker, decode on another: whose time is taken, what a death costs, and that nothing stays behind."""
+"""Prefill on one worker, decode on another: what takes time, what a death costs, and that nothing stays behind."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ FAST, SLOW = 1e3, 1e-3
 
 
 def prefiller(id: str = "p", **options: object) -> SimWorker:
-    return SimWorker(id, **({"hardware": "H800", "role": "prefill", "speed": Rates(100.0, SLOW, SLOW)} | options))  # type: ignore[arg-type]
+    given = {"hardware": "H800", "role": "prefill", "speed": Rates(100.0, SLOW, SLOW)} | options
+    return SimWorker(id, **given)  # type: ignore[arg-type]
 
 
 def decoder(id: str = "d", **options: object) -> SimWorker:
     """Takes a cache of 100 tokens in 0.1 s; would prefill them in 100,000 s."""
-    speed = Rates(SLOW, 10.0, FAST, handoff=1_000.0)
-    return SimWorker(id, **({"hardware": "H20", "role": "decode", "speed": speed} | options))  # type: ignore[arg-type]
+    given = {"hardware": "H20", "role": "decode", "speed": Rates(SLOW, 10.0, FAST, handoff=1_000.0)} | options
+    return SimWorker(id, **given)  # type: ignore[arg-type]
 
 
 def request(id: str = "t", tokens: int = 20) -> GenerateRequest:
