@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_resume(commands)
     _add_eval(commands)
+    _add_simulate(commands)
     init = commands.add_parser("init", help="write a configuration with every key explained")
     init.add_argument("config", type=Path, help="the YAML file to write")
     init.add_argument("--env", help="an environment by name, e.g. gymnasium:Taxi-v4 (default: FrozenLake)")
@@ -94,6 +95,18 @@ def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     evaluate.set_defaults(command=_eval)
 
 
+def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    simulate = commands.add_parser(
+        "simulate",
+        help="run a configuration on simulated devices, in virtual time",
+        description="Run the control plane as it is against simulated devices. Overrides: simulate.model=qwen3-14b",
+    )
+    simulate.add_argument("config", type=Path, help="a YAML file, e.g. examples/simulate_small.yaml")
+    simulate.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides such as buffer.alpha=2")
+    simulate.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
+    simulate.set_defaults(command=_simulate)
+
+
 def _train(arguments: argparse.Namespace) -> int:
     from rollart.cli.train import train
 
@@ -110,6 +123,12 @@ def _eval(arguments: argparse.Namespace) -> int:
     from rollart.cli.evaluate import evaluate
 
     return evaluate(arguments.run, arguments.overrides)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from rollart.cli.simulate import run
+
+    return run(arguments)
 
 
 def _init(arguments: argparse.Namespace) -> int:

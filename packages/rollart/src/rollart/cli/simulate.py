@@ -1,0 +1,55 @@
+"""`rollart simulate`: a run on virtual time, its numbers, and where its report is."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from rollart.cli.train import log_to
+from rollart.observe.dashboard import Dashboard
+from rollart.report import write_report
+from rollart.runtime.folder import RunFolder
+from rollart.simulate.config import Simulation, load_simulation
+from rollart.simulate.run import Simulated, simulate
+from rollart.simulate.summary import Summary, summarize
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Simulate a configuration. Returns the exit status."""
+    simulation = load_simulation(arguments.config, arguments.overrides)
+    console = Console()
+    folder = RunFolder.of(simulation.config)
+    folder.create(simulation.config, overwrite=arguments.overwrite)
+    try:
+        log_to(folder, console)
+        start = time.process_time()
+        with Dashboard(console) as dashboard:
+            simulated = simulate(simulation, folder, dashboard)
+        seconds = time.process_time() - start
+    finally:
+        folder.close()
+    _show(console, simulation, simulated, summarize(simulation, simulated), seconds)
+    console.print(f"report: {write_report([folder.path])}", soft_wrap=True)
+    return 0
+
+
+def _show(console: Console, simulation: Simulation, simulated: Simulated, summary: Summary, seconds: float) -> None:
+    devices = " + ".join(f"{count} {name}" for name, count in simulation.gpus.items())
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in (
+        ("devices", devices),
+        ("step time", f"{summary.step_s:.1f} s (mean of {summary.counted} iterations)"),
+        ("throughput", f"{summary.tokens_per_s:,.0f} tokens/s"),
+        ("cost a trajectory", f"{summary.cost:.3f} H20 hours per thousand"),
+        ("staleness", f"{summary.staleness:.2f} on average, {summary.stale:.1%} thrown away for their age"),
+        ("trainer busy", f"{simulated.training_used:.0%}"),
+        *((f"{name} generation busy", f"{used:.0%}") for name, used in simulated.generation_used.items()),
+    ):
+        table.add_row(name, value)
+    parts = ", ".join(f"{name} {value:.1f}" for name, value in summary.parts.items() if value >= 0.05)
+    table.add_row("parts of a step", f"{parts} s")
+    table.add_row("simulated", f"{simulated.elapsed_s:,.0f} s, {simulated.turns:,} turns in {seconds:.1f} CPU s")
+    console.print(table)

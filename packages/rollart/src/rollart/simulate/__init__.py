@@ -1,0 +1,1 @@
+"""The real control plane on virtual time against simulated devices."""

@@ -1,0 +1,195 @@
+"""From a simulation's configuration to the parts of a run: engines, trainer, tasks, links, routers.
+
+They take the places of vLLM, the trainer's processes, environments and the weight store; everything else of the run is
+the product's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+from pathlib import Path
+from random import Random
+
+import msgspec
+from msgspec import Struct
+
+from llmproxy import AffinityRouter, GenerateRequest, GenerateResult
+from llmproxy.fleet import Slot
+from llmproxy.sim import Roofline
+from rollart.config.tasks import EnvConfig
+from rollart.errors import ConfigError
+from rollart.runtime.parts import Parts
+from rollart.runtime.setting import Setting
+from rollart.simulate.catalog import GIB
+from rollart.simulate.config import FleetConfig, Simulation
+from rollart.simulate.engines import Generator, Node
+from rollart.simulate.errors import Stalled
+from rollart.simulate.links import Link
+from rollart.simulate.rewards import Rewards, make_rewards
+from rollart.simulate.tasks import ProfileTask, Recorded, Weather
+from rollart.simulate.trainer import Passes, Rates, SimTrainer, swap_seconds
+from rollart.tasks import Mixture
+
+
+class ByName(AffinityRouter):
+    """Trajectories are known by their names, so what they generated is not remembered."""
+
+    def served(self, request: GenerateRequest, slot: Slot, result: GenerateResult | None = None) -> None:
+        super().served(request, slot)
+
+
+class World(Struct, frozen=True):
+    """Everything that is simulated."""
+
+    simulation: Simulation
+    engines: list[Generator]
+    nodes: list[Node]
+    trainer: SimTrainer
+    weather: Weather
+    rewards: Rewards
+    push: Link | None
+    setting: Setting
+
+    def parts(self) -> Parts:
+        """As the run sees it."""
+        config = self.simulation.config
+        random = Random(config.run.seed)
+        return Parts(
+            workers=self.engines,
+            trainer=self.trainer,
+            watch=self._watch,
+            router=ByName(config.generation.affinity, random=random),
+            prefill_router=ByName(random=random),
+        )
+
+    async def _watch(self) -> None:
+        """Raises when the trainer makes no version for too long."""
+        limit = self.simulation.world.stall_s
+        while True:
+            before = self.trainer.version
+            await asyncio.sleep(limit)
+            if self.trainer.version == before:
+                raise Stalled(f"no train step ended in {limit:g} simulated seconds (version {before})")
+
+
+def make_world(simulation: Simulation) -> World:
+    """Build it on the running loop. Raises ConfigError when a model does not fit its devices."""
+    push = _push(simulation)
+    nodes: list[Node] = []
+    engines = [engine for fleet in simulation.fleets for engine in _engines(simulation, fleet, nodes)]
+    weather = Weather()
+    rewards = make_rewards(simulation.world.rewards)
+    tasks = Mixture(
+        {name: _task(simulation, name, weather, rewards) for name in simulation.profiles},
+        {name: task.weight for name, task in simulation.config.tasks.items()},
+    )
+    return World(
+        simulation,
+        engines,
+        nodes,
+        _trainer(simulation, push),
+        weather,
+        rewards,
+        push,
+        Setting(simulation.config, Path(), tasks),
+    )
+
+
+def speed_of(simulation: Simulation, fleet: FleetConfig) -> Roofline:
+    """The roofline of an engine of a fleet."""
+    constants = simulation.catalog.calibration
+    hardware = simulation.catalog.device(fleet.hardware)
+    overhead = hardware.overhead_s if hardware.overhead_s is not None else constants.overhead_s
+    return Roofline(
+        hardware.device(fleet.hardware),
+        simulation.shape,
+        fleet.tensor_parallel,
+        compute=constants.compute,
+        memory=constants.memory,
+        overhead=overhead,
+        batch=simulation.world.batch,
+    )
+
+
+def _engines(simulation: Simulation, fleet: FleetConfig, nodes: list[Node]) -> list[Generator]:
+    constants = simulation.catalog.calibration
+    hardware = simulation.catalog.device(fleet.hardware)
+    weights = simulation.shape.parameters * simulation.shape.bytes_each
+    stored = simulation.world.transport == "store"
+    if stored:
+        update_s = weights / (constants.load_gibs * GIB)
+    else:
+        update_s = constants.broadcast_start_s + weights / (constants.broadcast_gibs * GIB)
+    speed = speed_of(simulation, fleet)
+    try:
+        _ = speed.capacity
+    except ValueError as error:
+        raise ConfigError("simulate.generation", fleet.hardware, str(error)) from None
+    each = max(1, hardware.node // fleet.tensor_parallel)
+    made: list[Generator] = []
+    for number in range(fleet.engines):
+        if number % each == 0:
+            nodes.append(Node(len(nodes), Link(inf, constants.pull_gibs * GIB), weights))
+        engine = Generator(
+            f"gen-{fleet.hardware}-{fleet.role[0]}{number}"
+            if fleet.role != "both"
+            else f"gen-{fleet.hardware}-{number}",
+            speed=speed,
+            gpus=fleet.tensor_parallel,
+            node=nodes[-1],
+            pulls=stored,
+            role=fleet.role,
+            context_limit=simulation.config.generation.max_model_len,
+            update_s=update_s,
+        )
+        made.append(engine)
+    return made
+
+
+def _push(simulation: Simulation) -> Link | None:
+    if simulation.world.transport != "store":
+        return None
+    return Link(inf, simulation.catalog.calibration.push_gibs * GIB)
+
+
+def trainer_rates(simulation: Simulation) -> Rates:
+    """What the trainer's devices reach."""
+    training, constants = simulation.training, simulation.catalog.calibration
+    hardware = simulation.catalog.device(training.hardware)
+    swap = 0.0
+    if training.shared:
+        parallel = simulation.fleets[0].tensor_parallel
+        swap = swap_seconds(simulation.shape, training.gpus, parallel, hardware.host_gbs * 1e9)
+    return Rates(flops=training.gpus * hardware.tflops * 1e12 * constants.training, swap_s=swap)
+
+
+def _trainer(simulation: Simulation, push: Link | None) -> SimTrainer:
+    training = simulation.training
+    passes = Passes(training.reference, training.proximal, training.recompute)
+    return SimTrainer(simulation.shape, trainer_rates(simulation), passes, push)
+
+
+def _task(simulation: Simulation, name: str, weather: Weather, rewards: Rewards) -> ProfileTask:
+    config, profile = simulation.config, simulation.profiles[name]
+    task = config.tasks[name]
+    return ProfileTask(
+        name,
+        profile,
+        read_episodes(profile.trace),
+        seed=config.run.seed,
+        max_tokens=task.max_tokens if isinstance(task, EnvConfig) else task.actions_per_turn,
+        context=config.generation.max_model_len,
+        weather=weather,
+        rewards=rewards,
+    )
+
+
+def read_episodes(path: str) -> list[Recorded]:
+    """The episodes of a trace file; none for no file. Raises ConfigError."""
+    if not path:
+        return []
+    try:
+        return [msgspec.json.decode(line, type=Recorded) for line in Path(path).read_bytes().splitlines() if line]
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError("simulate.tasks.trace", path, str(error)) from None

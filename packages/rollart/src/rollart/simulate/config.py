@@ -1,0 +1,257 @@
+"""The section `simulate` of a configuration: which devices stand where, and what the world outside them is like.
+
+The rest of the file is a training configuration and means the same as in `rollart train`. What `simulate` leaves out
+is taken from there, so any training configuration can be simulated. Held by
+tests/rollart/test_rollart_simulate_config.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import floor
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from llmproxy.sim import Shape
+from llmproxy.worker import Role
+from rollart.config import Config, load, parse_config
+from rollart.config.tasks import AnyTask, FrozenLakeConfig
+from rollart.errors import ConfigError
+from rollart.plan import tiny_parameters
+from rollart.simulate.catalog import Calibration, Catalog, Hardware, Profile, builtin
+
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class _Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class FleetConfig(_Section, frozen=True):
+    """Engines of one class: `gpus / tensor_parallel` of them."""
+
+    hardware: str
+    gpus: Count
+    tensor_parallel: Count = 1
+    role: Role = "both"
+
+    @property
+    def engines(self) -> int:
+        return self.gpus // self.tensor_parallel
+
+
+class TrainingConfig(_Section, frozen=True):
+    """The trainer's devices. `shared`: they are generation's own, so each train step loads its state and puts the
+    engines' weights away, and back. The passes beside the update are counted as forward passes.
+    """
+
+    hardware: str
+    gpus: Count
+    shared: bool = False
+    reference: bool = True
+    proximal: bool = True
+    recompute: bool = True
+    """Activations are computed again for the gradient, as 32k contexts need."""
+
+
+class RewardsConfig(_Section, frozen=True):
+    """Where trajectories are scored: `inline` takes the profile's time and no device, `dedicated` a judge on devices of
+    its own, `serverless` functions that come and go. `judge_s` is the time of one call where the profile says none.
+    """
+
+    kind: Literal["inline", "dedicated", "serverless"] = "inline"
+    hardware: str = "H800"
+    gpus: Count = 1
+    together: Count = 8
+    """Trajectories that one dedicated device scores at a time."""
+    call_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Network time of a serverless call."""
+    cold_s: Annotated[float, Meta(ge=0)] = 0.0
+    """How long a serverless instance that has nothing to do stays."""
+
+
+class FaultConfig(_Section, frozen=True):
+    """Something that goes wrong at `at` seconds and ends `for_s` later.
+
+    `node`: the engines of `count` nodes die and come back empty. `link`: the weight links carry `factor` of what they
+    should. `environments`: resets fail with probability `factor`, and take `slow` times as long. `freeze`: engines stop
+    answering.
+    """
+
+    kind: Literal["node", "freeze", "link", "environments"]
+    at: Annotated[float, Meta(ge=0)]
+    for_s: Positive = 600.0
+    count: Count = 1
+    factor: Share = 0.5
+    slow: Positive = 1.0
+
+
+class SimulateConfig(_Section, frozen=True):
+    """The world of a simulated run."""
+
+    model: str = ""
+    """A name of data/models.yaml; empty for the tiny model of the section `model`."""
+    generation: tuple[FleetConfig, ...] = ()
+    training: TrainingConfig | None = None
+    tasks: dict[str, str | Profile] = msgspec.field(default_factory=dict)
+    """For each task of the run a profile, or the name of one in data/tasks.yaml."""
+    rewards: RewardsConfig = RewardsConfig()
+    transport: Literal["store", "broadcast"] = "store"
+    """How weights travel: through a store, while rollout goes on, or broadcast while it stands still."""
+    faults: tuple[FaultConfig, ...] = ()
+    hardware: dict[str, Hardware] = msgspec.field(default_factory=dict)
+    """Classes that the catalog does not have, or has otherwise."""
+    calibration: dict[str, float] = msgspec.field(default_factory=dict)
+    """Constants that differ from the catalog's."""
+    stall_s: Positive = 50_000.0
+    """Simulated seconds without a train step after which the run is taken to hang."""
+    batch: Positive = 256.0
+    """The most sequences that an engine runs at once."""
+
+
+class Simulation(Struct, frozen=True):
+    """A configuration ready to be simulated."""
+
+    config: Config
+    world: SimulateConfig
+    catalog: Catalog
+    shape: Shape
+    fleets: tuple[FleetConfig, ...]
+    training: TrainingConfig
+    profiles: dict[str, Profile]
+
+    @property
+    def batch(self) -> int:
+        """Trajectories of a train step."""
+        return self.config.buffer.batch_groups * self.config.buffer.group_size
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        """Devices by class."""
+        counts: dict[str, int] = {}
+        used = [(fleet.hardware, fleet.gpus) for fleet in self.fleets]
+        if not self.training.shared:
+            used.append((self.training.hardware, self.training.gpus))
+        if self.world.rewards.kind == "dedicated":
+            used.append((self.world.rewards.hardware, self.world.rewards.gpus))
+        for name, gpus in used:
+            counts[name] = counts.get(name, 0) + gpus
+        return counts
+
+    @property
+    def cost(self) -> float:
+        """Of an hour, in hours of an H20."""
+        return sum(self.catalog.device(name).cost * gpus for name, gpus in self.gpus.items())
+
+
+def load_simulation(path: str | Path, overrides: Iterable[str] = ()) -> Simulation:
+    """The simulation that a YAML file describes. Raises ConfigError naming key, value and remedy."""
+    tree = load._read(Path(path))
+    for override in overrides:
+        load._apply(tree, override)
+    return make_simulation(tree)
+
+
+def make_simulation(tree: Mapping[str, Any]) -> Simulation:
+    """The simulation of plain nested dictionaries. Raises ConfigError."""
+    world = _world(tree.get("simulate") or {})
+    rest = {name: value for name, value in tree.items() if name != "simulate"}
+    config = parse_config(_filled(rest, world))
+    catalog = _catalog(world)
+    fleets = world.generation or _fleets(config)
+    training = world.training or TrainingConfig(hardware=fleets[0].hardware, gpus=config.train.processes)
+    profiles = {name: _profile(name, task, world, catalog) for name, task in config.tasks.items()}
+    shape = catalog.shape(world.model) if world.model else _tiny(config)
+    simulation = Simulation(config, world, catalog, shape, fleets, training, profiles)
+    _check(simulation)
+    return simulation
+
+
+def _world(tree: Any) -> SimulateConfig:
+    try:
+        return msgspec.convert(tree, SimulateConfig, strict=False)
+    except msgspec.ValidationError as error:
+        raise load._located(error, tree, "simulate") from None
+
+
+def _filled(tree: dict[str, Any], world: SimulateConfig) -> dict[str, Any]:
+    """The training configuration with what the simulated fleet says about its engines, and patience for large runs."""
+    filled = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
+    generation = filled.setdefault("generation", {})
+    rollout = filled.setdefault("rollout", {})
+    if world.generation:
+        classes = [fleet.hardware for fleet in world.generation if fleet.role != "prefill"]
+        hardware = [fleet.hardware for fleet in world.generation for _ in range(fleet.engines)]
+        generation |= {"workers": len(hardware), "hardware": hardware}
+        # The class "" stands for any.
+        generation.setdefault("affinity", {"default": classes[0] if len(set(classes)) == 1 else ""})
+        pools = [{"name": name, "hardware": name, "total": 1e6} for name in dict.fromkeys([*hardware, ""])]
+        filled["pools"] = pools
+        for key, value in (("step_timeout_s", 1800.0), ("turn_timeout_s", 7200.0), ("episode_timeout_s", 36000.0)):
+            rollout.setdefault(key, value)
+    if "concurrency" not in rollout:
+        buffer = filled.get("buffer") or {}
+        groups = floor((1 + buffer.get("alpha", 1.0)) * buffer.get("batch_groups", 16)) + buffer.get(
+            "spare_groups", 0
+        )
+        rollout["concurrency"] = groups * (buffer.get("group_size", 8) + buffer.get("spare_members", 0))
+    return filled
+
+
+def _catalog(world: SimulateConfig) -> Catalog:
+    known = builtin()
+    constants = msgspec.structs.asdict(known.calibration)
+    for name in world.calibration.keys() - constants.keys():
+        reason = f"is not a constant; there are {', '.join(constants)}"
+        raise ConfigError(f"simulate.calibration.{name}", world.calibration[name], reason)
+    calibration = Calibration(**(constants | world.calibration))
+    return msgspec.structs.replace(known, hardware={**known.hardware, **world.hardware}, calibration=calibration)
+
+
+def _fleets(config: Config) -> tuple[FleetConfig, ...]:
+    """One device an engine, of the classes that the training configuration names."""
+    hardware = config.generation.hardware
+    each = hardware if len(hardware) == config.generation.workers else hardware * config.generation.workers
+    return tuple(FleetConfig(hardware=name, gpus=each.count(name)) for name in dict.fromkeys(each))
+
+
+def _profile(name: str, task: AnyTask, world: SimulateConfig, catalog: Catalog) -> Profile:
+    given = world.tasks.get(name)
+    if isinstance(given, Profile):
+        return given
+    if given is not None:
+        return catalog.profile(given)
+    if isinstance(task, FrozenLakeConfig):
+        return catalog.profile("tiny-lake")
+    if name.lower() in catalog.tasks:
+        return catalog.profile(name.lower())
+    reason = f"give a profile, or the name of one: {', '.join(catalog.tasks)}"
+    raise ConfigError(f"simulate.tasks.{name}", None, reason)
+
+
+def _tiny(config: Config) -> Shape:
+    model = config.model
+    dim = model.hidden // model.heads
+    return Shape(float(tiny_parameters(config)), model.layers, model.heads, model.heads, dim, bytes_each=4.0)
+
+
+def _check(simulation: Simulation) -> None:
+    for index, fleet in enumerate(simulation.fleets):
+        simulation.catalog.device(fleet.hardware)
+        if fleet.gpus % fleet.tensor_parallel:
+            reason = f"is not a multiple of tensor_parallel {fleet.tensor_parallel}"
+            raise ConfigError(f"simulate.generation.{index}.gpus", fleet.gpus, reason)
+    roles = {fleet.role for fleet in simulation.fleets}
+    if ("prefill" in roles) != ("decode" in roles):
+        raise ConfigError("simulate.generation", sorted(roles), "prefill and decode engines need each other")
+    for name in simulation.world.tasks.keys() - simulation.config.tasks.keys():
+        raise ConfigError(
+            f"simulate.tasks.{name}", name, f"no such task; there are {', '.join(simulation.config.tasks)}"
+        )
+    if simulation.training.shared and len(simulation.fleets) != 1:
+        raise ConfigError("simulate.training.shared", True, "needs one fleet, whose devices the trainer takes")

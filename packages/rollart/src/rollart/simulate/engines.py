@@ -1,0 +1,126 @@
+"""Generation engines: llmproxy's simulated worker with a model's roofline, weights that travel over links, and tokens
+that are counted, not stored.
+
+Invariant: an engine is busy exactly while it has generations (tests/rollart/test_rollart_simulate_engines.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+
+from llmproxy import GenerateRequest, GenerateResult, Partial
+from llmproxy.sim import Roofline, SimWorker
+from llmproxy.sim.engine import Job
+from llmproxy.values import Handoff, extend_partial
+from llmproxy.worker import Role
+from rollart.simulate.blank import Blank
+from rollart.simulate.links import Link
+
+
+class Busy:
+    """Seconds during which something was going on."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._since = 0.0
+        self._total = 0.0
+
+    def enter(self) -> None:
+        if not self._count:
+            self._since = asyncio.get_running_loop().time()
+        self._count += 1
+
+    def leave(self) -> None:
+        self._count -= 1
+        if not self._count:
+            self._total += asyncio.get_running_loop().time() - self._since
+
+    def seconds(self) -> float:
+        """So far."""
+        running = asyncio.get_running_loop().time() - self._since if self._count else 0.0
+        return self._total + running
+
+
+class Node:
+    """A host of several devices: it has one link to the weight store, and takes each version once."""
+
+    def __init__(self, number: int, link: Link, nbytes: float) -> None:
+        self.number = number
+        self.link = link
+        self._nbytes = nbytes
+        self._pulls: dict[int, asyncio.Task[None]] = {}
+
+    async def pull(self, version: int) -> None:
+        """Return when the version lies in the host's memory; engines of one node share the transfer."""
+        task = self._pulls.get(version)
+        if task is None:
+            self._pulls = {version: asyncio.create_task(self.link.carry(self._nbytes))}
+            task = self._pulls[version]
+        await asyncio.shield(task)
+
+
+class Generator(SimWorker):
+    """One engine: `gpus` devices of a node."""
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        speed: Roofline,
+        gpus: int,
+        node: Node,
+        pulls: bool,
+        role: Role,
+        context_limit: int,
+        update_s: float,
+    ) -> None:
+        """`pulls` says that versions come through the node's link; else they are broadcast in an update."""
+        super().__init__(
+            id,
+            hardware=speed.device.name,
+            role=role,
+            context_limit=context_limit,
+            cache_tokens=inf,
+            update_time=update_s,
+            length=_length,
+            speed=speed,
+        )
+        self.gpus = gpus
+        self.generations = 0
+        self.node = node
+        self._pulls = pulls
+        self.busy = Busy()
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
+        self.generations += 1
+        self.busy.enter()
+        try:
+            return await super().generate(request)
+        finally:
+            self.busy.leave()
+
+    async def prefill(self, request: GenerateRequest) -> Handoff:
+        self.busy.enter()
+        try:
+            return await super().prefill(request)
+        finally:
+            self.busy.leave()
+
+    async def prefetch(self, version: int) -> None:
+        await super().prefetch(version)  # raises for a dead one
+        if self._pulls:
+            await self.node.pull(version)
+
+    def _partial(self, job: Job) -> Partial:
+        if not isinstance(job.request.prompt_ids, Blank):  # the parity probe's
+            return super()._partial(job)
+        made = Blank(job.made)
+        return extend_partial(job.request, made, made, job.spans)
+
+
+def _length(request: GenerateRequest) -> int:
+    """What the environment said the reply takes, less what an interrupted attempt has made of it."""
+    prompt = request.prompt_ids
+    reply = prompt.reply if isinstance(prompt, Blank) else request.max_tokens
+    return reply - (len(request.resume.token_ids) if request.resume else 0)
