@@ -98,6 +98,7 @@ class HTTPWorker:
         self._cool_until = 0.0
         self._streams: dict[str, Stream] = {}
         self._paused = False
+        self._resumed = asyncio.Event()
         self._staged: int | None = None
         self._updating = False
         self._starts: dict[bytes, bytes] = {}
@@ -150,12 +151,13 @@ class HTTPWorker:
         if request.sampling.modifies and not self._processed:
             limit = "unmodified sampling, or a server started with --logprobs-mode processed_logprobs"
             raise InvalidRequest("sampling.logprobs", f"of worker {self.id} are raw", limit)
-        if self._paused and not self.dialect.keeps:
-            return extend_partial(request, [], [], ())
         # An id that the server has not seen, however often the request comes back here.
         stream = self._streams[id] = Stream(self.dialect, f"{id}-{uuid4().hex[:8]}")
         try:
-            self._send(stream, request)
+            if self._paused and not self.dialect.keeps:
+                await self._until_resumed(stream)
+            if not stream.done.done():
+                self._send(stream, request)
             await stream.done
         except asyncio.CancelledError:
             self.pool.cancel(stream)
@@ -174,6 +176,7 @@ class HTTPWorker:
         if not self._paused:
             await self._tell(*self.dialect.pause)
             self._paused = True
+            self._resumed.clear()
             if not self.dialect.keeps:
                 await asyncio.gather(*(self.interrupt(id) for id in list(self._streams)))
 
@@ -204,6 +207,7 @@ class HTTPWorker:
             raise WrongState(f"worker {self.id} holds no known version; update it first")
         await self._tell(*self.dialect.resume)
         self._paused = False
+        self._resumed.set()
 
     async def probe(self) -> int | None:
         wait = self._cool_until - asyncio.get_running_loop().time()
@@ -296,6 +300,14 @@ class HTTPWorker:
             return [Span(self._number(name), start, end) for name, start, end in told.runs if end > start]
         known = self.version if self.version is not None else self._initial
         return [Span(known, 0, len(told.token_ids))] if told.token_ids else []
+
+    async def _until_resumed(self, stream: Stream) -> None:
+        """Wait here, as a server that can hold requests does, unless the request is taken away meanwhile."""
+        resumed = asyncio.ensure_future(self._resumed.wait())
+        try:
+            await asyncio.wait((resumed, stream.done), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            resumed.cancel()
 
     async def _end(self, request_id: str, *, interrupted: bool) -> None:
         """Ask the engine to end it, whose last tokens then arrive; where that does not work, close the connection."""
