@@ -11,7 +11,7 @@ function init(args)
   local body = file:read("*a")
   file:close()
   prepared = {}
-  for n = 1, (#body > 65536 and 8 or 4096) do
+  for n = 1, (#body > 65536 and 8 or 32768) do
     local headers = { ["Content-Type"] = "application/json" }
     if args[3] == "named" then
       headers["x-trajectory-id"] = "t" .. number .. "-" .. n
