@@ -132,7 +132,11 @@ class StandIn:
         self, method: str, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter
     ) -> bool:
         """Write an answer; False when the connection is to end after it."""
-        asked = msgspec.json.decode(body) if body else {}
+        try:
+            asked = msgspec.json.decode(body) if body else {}
+        except msgspec.DecodeError as error:
+            send(writer, {"error": {"message": str(error), "type": "BadRequestError", "code": 400}}, 400)
+            return True
         match method, path:
             case "GET", "/health":
                 send(writer, {})
