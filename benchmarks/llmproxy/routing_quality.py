@@ -2,10 +2,11 @@
 
 python benchmarks/llmproxy/routing_quality.py [--quick] [--seeds 3]
 
-The fleet has H800 and H20 workers with an 8-billion-parameter model each, by roofline. The trace has groups of trajectories of
-five tasks that differ in turns, observation and generation lengths and in how long their environments take. Every
-policy gets the same trajectories; what it decides is where each turn runs. The real proxy routes; a run is over when the
-last trajectory is. A ratio above 1 says how many times longer the peer's makespan is, or how many times larger our share
+The fleet has H800 and H20 workers with an 8-billion-parameter model each, by roofline. The trace has groups of
+trajectories of five tasks that differ in turns, observation and generation lengths and in how long their environments
+take; a fixed number runs at a time, as in a rollout, and the next one starts when one ends. Every policy gets the
+same trajectories; what it decides is where each turn runs. The real proxy routes; a run is over when the last
+trajectory is. A ratio above 1 says how many times longer the peer's makespan is, or how many times larger our share
 of context tokens found in a cache.
 """
 
@@ -16,7 +17,7 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -136,7 +137,7 @@ class Outcome(Struct, frozen=True):
     router: dict[str, int]
 
 
-def play(trace: list[Trajectory], h800: int, h20: int, router: Router) -> Outcome:
+def play(trace: list[Trajectory], h800: int, h20: int, concurrent: int, router: Router) -> Outcome:
     lengths: dict[str, int] = {}
     workers = make_fleet(h800, h20, lambda request: lengths[request.request_id])
     seen = cached = turns = 0
@@ -158,9 +159,14 @@ def play(trace: list[Trajectory], h800: int, h20: int, router: Router) -> Outcom
             context = context + result.token_ids
             await asyncio.sleep(turn.step)
 
+    async def slot(proxy: LLMProxy, waiting: Iterator[Trajectory]) -> None:
+        for trajectory in waiting:
+            await run(proxy, trajectory)
+
     async def run_all() -> tuple[float, dict[str, int]]:
         proxy = LLMProxy(workers, router=router)
-        await asyncio.gather(*(run(proxy, trajectory) for trajectory in trace))
+        waiting = iter(trace)
+        await asyncio.gather(*(slot(proxy, waiting) for _ in range(concurrent)))
         now = asyncio.get_running_loop().time()
         stats = proxy.stats().router
         await proxy.close()
@@ -190,14 +196,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--groups", type=int)
     parser.add_argument("--fleet", type=int, nargs=2)
+    parser.add_argument("--concurrent", type=int)
     options = parser.parse_args()
     groups = options.groups or (4 if options.quick else 20)
     h800, h20 = options.fleet or ((4, 4) if options.quick else (8, 12))
+    concurrent = options.concurrent or 16 * (h800 + h20)
     outcomes: dict[str, list[Outcome]] = {}
     for seed in range(options.seeds or (1 if options.quick else 3)):
         trace = make_trace(groups, seed)
         for name, make in policies(seed).items():
-            outcome = play(trace, h800, h20, make())
+            outcome = play(trace, h800, h20, concurrent, make())
             outcomes.setdefault(name, []).append(outcome)
             print(
                 f"{name:20} {outcome.makespan:8.1f} s  hits {outcome.hit_rate:.3f}  turns {outcome.turns}"

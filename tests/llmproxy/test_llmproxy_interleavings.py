@@ -8,6 +8,7 @@ tried in every order; with a third task, in every order that leaves first come f
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -19,6 +20,7 @@ from llmproxy import (
     Ack,
     GenerateRequest,
     GenerateResult,
+    Handoff,
     Interrupted,
     LLMProxy,
     Partial,
@@ -26,6 +28,9 @@ from llmproxy import (
     WorkerLost,
     extend_partial,
 )
+from llmproxy.fleet import Slot
+from llmproxy.flights import Flights
+from llmproxy.ledger import Entry
 from llmproxy.worker import Role
 
 
@@ -107,6 +112,7 @@ class StepWorker:
         self._changed = asyncio.Event()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
+        assert not self.silent, "was given a request while suspended"
         id = request.request_id
         self.running.add(id)
         spans: list[Span] = []
@@ -164,11 +170,72 @@ class StepWorker:
         raise WorkerLost(self.id, "is never fenced here")
 
 
-async def roll(proxy: LLMProxy, worker: StepWorker) -> None:
+class Prefiller(StepWorker):
+    """Computes a context in two steps and keeps it until somebody took it."""
+
+    role: Role = "prefill"
+
+    def __init__(self, keep: bool) -> None:
+        super().__init__(keep)
+        self.id = "p"
+        self.kept: set[str] = set()
+
+    async def prefill(self, request: GenerateRequest) -> Handoff | None:
+        assert not self.silent, "was given a request while suspended"
+        id = request.request_id
+        self.running.add(id)
+        try:
+            for _ in range(2):
+                await asyncio.sleep(0)
+                while self.paused and id not in self._leaving:
+                    self._changed.clear()
+                    await self._changed.wait()
+                if id in self._leaving:
+                    return None
+            assert self.version is not None
+            self.kept.add(id)
+            handoff = Handoff(self.id, self.version, {"from": self})
+            for _ in range(8):  # the answer is on its way for longer than a suspend takes
+                await asyncio.sleep(0)
+            return handoff
+        finally:
+            self.running.discard(id)
+            self._leaving.discard(id)
+
+
+class Decoder(StepWorker):
+    """Takes the context in a step, from weights that must be its own."""
+
+    role: Role = "decode"
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
+        assert not self.silent, "was given a request while suspended"
+        handoff = request.handoff
+        assert handoff is not None, "was left to prefill"
+        if self.paused or handoff.version != self.version:
+            handoff.params["from"].kept.discard(request.request_id)
+            return self._partial(request, [])
+        try:
+            await asyncio.sleep(0)
+            if self.paused:
+                return self._partial(request, [])
+            assert handoff.version == self.version, "took a cache of other weights"
+        finally:
+            handoff.params["from"].kept.discard(request.request_id)
+        return await super().generate(request)
+
+    async def release(self, handoff: Handoff) -> None:
+        handoff.params["from"].kept.clear()
+        await asyncio.sleep(0)
+
+
+async def roll(proxy: LLMProxy, *workers: StepWorker) -> None:
     await proxy.suspend()
-    worker.silent = True
-    assert [ack.error for ack in await proxy.update(1)] == [""]
-    worker.silent = False
+    for worker in workers:
+        worker.silent = True
+    assert {ack.error for ack in await proxy.update(1)} == {""}
+    for worker in workers:
+        worker.silent = False
     await proxy.resume()
 
 
@@ -180,7 +247,7 @@ def check(result: GenerateResult, tokens: int) -> None:
 
 def check_idle(proxy: LLMProxy, worker: StepWorker, **ends: int) -> None:
     stats = proxy.stats()
-    assert not worker.running and stats.workers[0].charged == stats.workers[0].running == 0
+    assert not worker.running and all(one.charged == one.running == 0 for one in stats.workers)
     assert {name: stats.requests[name] for name in ends} == ends
     assert stats.requests["admitted"] == sum(ends.values()) and not stats.suspended
 
@@ -193,8 +260,9 @@ def test_a_request_runs_before_the_suspend_or_waits_or_is_carried_over(keep: boo
         worker = StepWorker(keep)
         proxy = LLMProxy([worker])
         rolling = asyncio.create_task(roll(proxy, worker))
-        result = await proxy.generate(GenerateRequest("t", [1], 2))
+        task = asyncio.create_task(proxy.generate(GenerateRequest("t", [1], 2)))
         await rolling
+        result = await task
         check(result, 2)
         seen.add(tuple(span.version for span in result.spans))
         check_idle(proxy, worker, finished=1)
@@ -279,3 +347,93 @@ def test_two_requests_and_an_outside_cancellation_during_an_update() -> None:
             check_idle(proxy, worker, finished=2)
 
     explore(scenario, deviations=3)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_request_in_two_phases_uses_no_cache_of_old_weights(keep: bool) -> None:
+    seen: set[tuple[int, ...]] = set()
+
+    async def scenario(delay: int) -> None:
+        prefiller, decoder = Prefiller(keep), Decoder(keep)
+        proxy = LLMProxy([prefiller, decoder])
+        task = asyncio.create_task(proxy.generate(GenerateRequest("t", [1], 2)))
+        for _ in range(delay):
+            await asyncio.sleep(0)
+        await roll(proxy, prefiller, decoder)
+        result = await task
+        check(result, 2)
+        seen.add(tuple(span.version for span in result.spans))
+        assert not prefiller.running and not prefiller.kept
+        check_idle(proxy, decoder, finished=1)
+
+    for delay in range(0, 18, 2):  # the update begins in each of the request's phases
+        explore(functools.partial(scenario, delay), deviations=1)
+    assert seen == {(0,), (1,), (0, 1)}
+
+
+@pytest.mark.parametrize("how", ["abort", "interrupt"])
+def test_taking_a_request_away_in_either_phase_leaves_nothing(how: str) -> None:
+    ends: set[str] = set()
+
+    async def scenario() -> None:
+        prefiller, decoder = Prefiller(True), Decoder(True)
+        proxy = LLMProxy([prefiller, decoder])
+        task = asyncio.create_task(proxy.generate(GenerateRequest("t", [1], 2)))
+        taking = asyncio.create_task(proxy.abort("t") if how == "abort" else proxy.interrupt("t"))
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        found = await taking
+        ends.add(type(outcome).__name__)
+        if isinstance(outcome, GenerateResult):
+            check(outcome, 2)
+            check_idle(proxy, decoder, finished=1)
+        else:
+            assert isinstance(outcome, Aborted | Interrupted) and found is not False
+            check_idle(proxy, decoder, aborted=1)
+        assert not prefiller.running
+
+    explore(scenario, deviations=4)
+    assert ends == {"GenerateResult", "Aborted" if how == "abort" else "Interrupted"}
+
+
+# A test that cannot fail shows nothing: each guard is taken away in turn.
+
+
+async def _place_late(self: Flights, entry: Entry) -> Slot:
+    """As Flights._place, with a step between the gate's check and the dispatch."""
+    while self._gate.suspended or (slot := self._router.choose(entry.request, self._fleet)) is None:
+        await self._woken(entry, None)
+    await asyncio.sleep(0)
+    self.ledger.dispatch(entry, slot, 0.0, self._prefills.choose(entry.request, slot))
+    entry.versions = {self._gate.version}
+    return slot
+
+
+async def _go_on_blindly(self: Flights, entry: Entry, slot: Slot) -> bool:
+    """As Flights._prefill, without looking at the gate again."""
+    handoff = await self._prefills.run(entry.request, slot)
+    if handoff is None:
+        return False
+    self.ledger.prefilled(entry, handoff, 0.0)
+    return True
+
+
+async def _place_blindly(self: Flights, entry: Entry) -> Slot:
+    """As Flights._place, without looking at the gate."""
+    while (slot := self._router.choose(entry.request, self._fleet)) is None:
+        await self._woken(entry, None)
+    self.ledger.dispatch(entry, slot, 0.0, self._prefills.choose(entry.request, slot))
+    entry.versions = {self._gate.version}
+    return slot
+
+
+@pytest.mark.parametrize("broken", [_place_late, _place_blindly])
+def test_a_broken_gate_is_caught(monkeypatch: pytest.MonkeyPatch, broken: object) -> None:
+    monkeypatch.setattr(Flights, "_place", broken)
+    with pytest.raises(AssertionError, match="while suspended"):
+        test_a_request_runs_before_the_suspend_or_waits_or_is_carried_over(True)
+
+
+def test_a_second_phase_that_does_not_ask_the_gate_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Flights, "_prefill", _go_on_blindly)
+    with pytest.raises(AssertionError, match="while suspended"):
+        test_a_request_in_two_phases_uses_no_cache_of_old_weights(True)

@@ -21,6 +21,7 @@ from .fleet import ANY, Fleet, Slot
 from .proxy import LLMProxy
 from .routing import (
     AffinityRouter,
+    AutoAffinityRouter,
     CacheAwareRouter,
     PowerOfTwoRouter,
     PrefixIndex,
@@ -50,6 +51,7 @@ __all__ = [
     "Aborted",
     "Ack",
     "AffinityRouter",
+    "AutoAffinityRouter",
     "CacheAwareRouter",
     "Closed",
     "DecodeWorker",

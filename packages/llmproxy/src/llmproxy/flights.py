@@ -199,11 +199,12 @@ class Flights:
         _announce(entry)
 
     def _finished(self, entry: Entry, slot: Slot, answer: GenerateResult) -> GenerateResult:
-        self._router.served(entry.request, slot, answer)
         slot.strikes = 0
         handoff = entry.request.handoff
         cached = answer.timing.cached_tokens if handoff is None else handoff.cached_tokens
-        return replace(answer, timing=_timing(entry, cached))
+        answer = replace(answer, timing=_timing(entry, cached))
+        self._router.served(entry.request, slot, answer)
+        return answer
 
     def _exhausted(self, entry: Entry) -> GenerateResult:
         """It left its worker after the last token of its budget: nothing is left to generate."""

@@ -35,7 +35,7 @@ class AffinityRouter:
         *,
         fallback: Mapping[str, Sequence[str]] | None = None,
         saturation: int | None = None,
-        slack: int = 65_536,
+        slack: int = 200_000,
         remember: int = 65_536,
         random: Random | None = None,
     ) -> None:
@@ -52,7 +52,7 @@ class AffinityRouter:
 
     def choose(self, request: GenerateRequest, fleet: Fleet) -> Slot | None:
         own = self._home(request, fleet)
-        wanted = self._affinity.get(request.task) or self._affinity.get("default") or ANY
+        wanted = self._wanted(request, own, fleet)
         full: Slot | None = None
         for hardware in self._classes(wanted, fleet):
             slot = self._pick(request, own, hardware, fleet)
@@ -78,6 +78,9 @@ class AffinityRouter:
     def stats(self) -> dict[str, int]:
         counts = {"stayed": self._stayed, "recognized": self._recognized, "homes": len(self._homes)}
         return counts | {f"fallback/{path}": count for path, count in self._fell_back.items()}
+
+    def _wanted(self, request: GenerateRequest, own: Slot | None, fleet: Fleet) -> str:
+        return self._affinity.get(request.task) or self._affinity.get("default") or ANY
 
     def _classes(self, wanted: str, fleet: Fleet) -> Iterable[str]:
         yield wanted
