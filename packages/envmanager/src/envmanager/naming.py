@@ -1,4 +1,5 @@
-"""Environments by name: `gymnasium:FrozenLake-v1?is_slippery=false`, or `module:factory?option=value`.
+"""Environments by name: `gymnasium:FrozenLake-v1?is_slippery=false`, `gem:game:Mastermind-v0-easy`, `shop:all`, or
+`module:factory?option=value`.
 
 Invariant: a wrong name is an UnknownEnv that says what is wrong with it
 (test_envmanager_check.py::test_wrong_names).
@@ -16,7 +17,17 @@ from envmanager.host import blocks, nonblocking
 from envmanager.protocols import MakeEnv
 
 # Scheme -> the factory that is called with what follows the scheme, and the extra that it needs.
-SCHEMES = {"gymnasium": ("envmanager.adapters.gymnasium:Gymnasium", "gymnasium")}
+SCHEMES = {
+    "gymnasium": ("envmanager.adapters.gymnasium:Gymnasium", "gymnasium"),
+    "gem": ("envmanager.adapters.gem:Gem", "gem"),
+    "textarena": ("envmanager.adapters.textarena:TextArena", "textarena"),
+    "reasoning-gym": ("envmanager.adapters.reasoninggym:ReasoningGym", "reasoning-gym"),
+    "textworld": ("envmanager.adapters.textworld:TextWorld", "textworld"),
+    "openenv": ("envmanager.adapters.openenv:OpenEnv", "openenv"),
+    "verifiers": ("envmanager.adapters.verifiers:Verifiers", "verifiers"),
+    "shop": ("envmanager.adapters.shop:Shop", ""),
+    "swe": ("envmanager.adapters.swe:Swe", ""),
+}
 
 
 def named(name: str) -> MakeEnv:
@@ -34,8 +45,12 @@ def named(name: str) -> MakeEnv:
         try:
             adapter = imported(path)
         except UnknownEnv as error:
-            raise UnknownEnv(f"{name!r} needs rollart-envmanager[{extra}]: {error}") from error
-        made: MakeEnv = adapter(rest, **options)
+            needed = f"rollart-envmanager[{extra}]" if extra else "what this installation lacks"
+            raise UnknownEnv(f"{name!r} needs {needed}: {error}") from error
+        try:
+            made: MakeEnv = adapter(rest, **options)
+        except TypeError as error:
+            raise UnknownEnv(f"{name!r}: {error}") from error
         return made
     factory = imported(where)
     if not options:

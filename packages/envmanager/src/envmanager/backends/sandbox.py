@@ -9,6 +9,7 @@ Invariants (test_envmanager_sandbox.py):
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from envmanager.errors import InfrastructureError
@@ -34,16 +35,21 @@ def imports() -> list[str]:
     return [path for path in there if not any(path.startswith(f"{other}/") for other in there)]
 
 
-def command(program: str, inner: list[str]) -> list[str]:
-    """The later options lie over the earlier: the imports over what is hidden."""
+def command(inner: list[str], *more: str) -> list[str]:
+    """The inner command within bubblewrap. The later options lie over the earlier: the imports over what is hidden."""
     hidden = [part for path in HIDDEN if os.path.isdir(path) for part in ("--tmpfs", path)]
     bound = [part for path in imports() for part in ("--ro-bind", path, path)]
     return [
-        *(program, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+        *(bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
         *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
-        *("--size", str(TMP_BYTES), "--tmpfs", "/tmp", *hidden, *bound),
-        *("--chdir", "/tmp", *inner),
+        *("--size", str(TMP_BYTES), "--tmpfs", "/tmp", *hidden, *bound, *(more or ("--chdir", "/tmp"))),
+        *inner,
     ]
+
+
+def boxed(inner: list[str], folder: Path) -> list[str]:
+    """A command that may write in one folder, and starts there."""
+    return command(inner, "--bind", str(folder), str(folder), "--chdir", str(folder))
 
 
 def serve_inside(talk: int, also: dict[str, str]) -> NoReturn:
@@ -52,5 +58,5 @@ def serve_inside(talk: int, also: dict[str, str]) -> NoReturn:
     environ = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     environ |= {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"} | also
     inner = [sys.executable, "-P", "-m", "envmanager.backends.worker", str(talk)]
-    program = bubblewrap()
-    os.execve(program, command(program, inner), environ)
+    line = command(inner)
+    os.execve(line[0], line, environ)
