@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(command=_report)
     doctor = commands.add_parser("doctor", help="what is installed, what is missing, what to do")
     doctor.set_defaults(command=_doctor)
+    _add_serve_reward(commands)
     return parser
 
 
@@ -105,6 +106,12 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     simulate.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides such as buffer.alpha=2")
     simulate.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
     simulate.set_defaults(command=_simulate)
+
+
+def _add_serve_reward(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from rollart.cli.serve_reward import add_command
+
+    add_command(commands)
 
 
 def _train(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,124 @@
+"""A worker's process: imports the function once, then answers one call after another.
+
+Run as `python -P worker.py MODULE:FUNCTION PARENT`, by its path, so that nothing is imported but what it needs: that
+is the cold start. Calls come in by standard input, answers leave by what was standard output; what the function
+prints goes to standard error. The process ends when its input does, and on Linux with its parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib
+import inspect
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import msgspec
+
+LENGTH_BYTES = 4
+READY = b"ready"
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """`code` 200 with the JSON `body`, or what went wrong in `text`."""
+
+    code: int
+    body: bytes = b""
+    text: str = ""
+
+
+def frame(data: bytes) -> bytes:
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data
+
+
+def load(target: str) -> Callable[[Any], Any]:
+    """Raises what the import raises, or AttributeError."""
+    module, _, name = target.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    if not callable(function):
+        raise TypeError(f"{target} is a {type(function).__name__}; name a function of one argument")
+    found: Callable[[Any], Any] = function
+    return found
+
+
+def parameter_type(function: Callable[[Any], Any]) -> Any:
+    """What the body is decoded as: the annotation of the function's parameter, else plain JSON."""
+    hints = inspect.get_annotations(function, eval_str=True) if inspect.isroutine(function) else {}
+    names = [name for name in hints if name != "return"]
+    return hints[names[0]] if names else Any
+
+
+class Server:
+    """Answers calls with one function."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(parameter_type(function))
+        self._loop = asyncio.new_event_loop()
+
+    def answer(self, body: bytes) -> Answer:
+        try:
+            argument = self._decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return Answer(400, text=f"the body is not what the function takes: {error}")
+        try:
+            value = self._function(argument)
+            if inspect.isawaitable(value):
+                value = self._loop.run_until_complete(_awaited(value))
+            return Answer(200, encoded(value))
+        except (Exception, SystemExit) as error:
+            return Answer(500, text=f"the function raised {type(error).__name__}: {str(error)[:1000]}")
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def encoded(value: Any) -> bytes:
+    """A number is a reward; anything else must be JSON by itself."""
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()
+    if isinstance(value, bool | int | float):
+        if not math.isfinite(value):
+            raise ValueError(f"the function returned {value}; return a finite number")
+        return msgspec.json.encode({"reward": float(value)})
+    if value is None:
+        raise ValueError("the function returned None; return a number, or what JSON can say")
+    return msgspec.json.encode(value)
+
+
+def _die_with_parent(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _serve(server: Server, calls: BinaryIO, answers: BinaryIO) -> None:
+    while len(size := calls.read(LENGTH_BYTES)) == LENGTH_BYTES:
+        body = calls.read(int.from_bytes(size, "little"))
+        answers.write(frame(msgspec.msgpack.encode(server.answer(body))))
+        answers.flush()
+
+
+def main() -> None:
+    target, parent = sys.argv[1], int(sys.argv[2])
+    _die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's interrupt is for the server, which ends this process
+    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    server = Server(load(target))
+    answers.write(frame(READY))
+    answers.flush()
+    _serve(server, calls, answers)
+
+
+if __name__ == "__main__":
+    main()
