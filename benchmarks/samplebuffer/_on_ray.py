@@ -1,10 +1,11 @@
 """Our Ray face, Ray's own Queue and bare Ray, on one local cluster: from a producer process to this one.
 
-Bare Ray is what any buffer in a Ray actor pays that passes references: for each batch one put (packs of 16 MiB when it
-is larger), one call that brings the references to an actor, one that takes them from there, one get. It keeps no
+Bare Ray is what any buffer in a Ray actor pays that passes references: for each batch one put (packs of 16 MiB when
+it is larger), one call that brings the references to an actor, one that takes them from there, one get. It keeps no
 groups, bound, ledger or tickets, and notices no loss.
 
-Reads one JSON job a line: {"system", "payload", "producers", "items", "batch"}; answers as `_window` says.
+Reads one JSON job a line: {"system", "payload" (bytes), "producers" (coroutines of ours), "send" (items in a call of
+a peer), "items", "batch"}; answers as `_window` says.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ class Producer:
             refs = [await asyncio.to_thread(ray.put, data[i : i + size]) for i in range(0, batch, size)]
             await shelf.put.remote(b"", refs)
 
-    def queue(self, queue: Queue, producers: int, payload: int, items: int) -> None:
-        data = arrays(payload, producers)
-        for _ in range(items // producers):
-            while queue.qsize() > 4 * producers:
+    def queue(self, queue: Queue, payload: int, send: int, items: int, batch: int) -> None:
+        data = arrays(payload, send)
+        for _ in range(items // send):
+            while queue.qsize() > 3 * batch:
                 time.sleep(0.0005)
-            queue.put_nowait_batch(data) if producers > 1 else queue.put(data[0])
+            queue.put_nowait_batch(data) if send > 1 else queue.put(data[0])
 
 
 class Shelf:
@@ -79,7 +80,7 @@ class Shelf:
         return b"", await self.line.get()
 
 
-async def ours(producer: Any, payload: int, producers: int, items: int, batch: int) -> str:
+async def ours(producer: Any, payload: int, producers: int, send: int, items: int, batch: int) -> str:
     keys = items // GROUP
     buf = RayBuffer.create(range(keys), batch_groups=batch // GROUP, group_size=GROUP, alpha=ALPHA)
     await buf.stats()  # the actor is there
@@ -96,7 +97,7 @@ async def ours(producer: Any, payload: int, producers: int, items: int, batch: i
     return answer
 
 
-async def bare(producer: Any, payload: int, producers: int, items: int, batch: int) -> str:
+async def bare(producer: Any, payload: int, producers: int, send: int, items: int, batch: int) -> str:
     shelf = ray.remote(Shelf).options(num_cpus=0).remote()
     await shelf.__ray_ready__.remote()
     window = Window()
@@ -112,15 +113,15 @@ async def bare(producer: Any, payload: int, producers: int, items: int, batch: i
     return answer
 
 
-def queue(producer: Any, payload: int, producers: int, items: int, batch: int) -> str:
+def queue(producer: Any, payload: int, producers: int, send: int, items: int, batch: int) -> str:
     line = Queue(actor_options={"num_cpus": 0})
     line.qsize()
     window = Window()
-    running = producer.queue.remote(line, producers, payload, items)
+    running = producer.queue.remote(line, payload, send, items, batch)
     got = 0
     while got < items:
         try:
-            some = line.get_nowait_batch(min(producers, items - got)) if producers > 1 else [line.get()]
+            some = line.get_nowait_batch(min(send, items - got)) if send > 1 else [line.get()]
         except Empty:
             time.sleep(0.0005)
             continue

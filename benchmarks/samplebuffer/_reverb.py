@@ -19,21 +19,20 @@ def produce(port: int, jobs: Any) -> None:
         with client.writer(max_sequence_length=1) as writer:
             for n in range(job["items"]):
                 writer.append([data])
-                writer.create_item("line", 1, 1.0)
-                if (n + 1) % job["producers"] == 0:
-                    writer.flush()  # as many in a call as there are producers
+                writer.create_item(str(job["batch"]), 1, 1.0)
+                if (n + 1) % job["send"] == 0:
+                    writer.flush()
 
 
 def main() -> None:
-    server = reverb.Server([reverb.Table.queue("line", max_size=256)])
+    server = reverb.Server([reverb.Table.queue(str(batch), max_size=4 * batch) for batch in (64, 512)])
     client = reverb.Client(f"localhost:{server.port}")
     context = multiprocessing.get_context("spawn")
     jobs = context.Queue()
     producer = context.Process(target=produce, args=(server.port, jobs))
     producer.start()
-    warm_up = {"payload": 1, "producers": 1, "items": 1}
-    jobs.put(warm_up)
-    list(client.sample("line", 1))
+    jobs.put({"payload": 1, "send": 1, "items": 1, "batch": 64})
+    list(client.sample("64", 1))
     for line in sys.stdin:
         job = json.loads(line)
         window = Window()
@@ -41,7 +40,7 @@ def main() -> None:
         got = 0
         while got < job["items"]:
             n = min(job["batch"], job["items"] - got)
-            got += sum(len(steps[0].data[0]) == job["payload"] for steps in client.sample("line", n))
+            got += sum(len(steps[0].data[0]) == job["payload"] for steps in client.sample(str(job["batch"]), n))
         print(window.close(), flush=True)
     jobs.put(None)
     producer.join()

@@ -41,15 +41,15 @@ class Producer:
     def ready(self) -> None:
         return
 
-    def run(self, counter: Any, partition: str, payload: int, producers: int, items: int, batch: int) -> None:
-        data = torch.frombuffer(bytearray(payloads(payload * producers, 1)[0]), dtype=torch.uint8)
+    def run(self, counter: Any, partition: str, payload: int, send: int, items: int, batch: int) -> None:
+        data = torch.frombuffer(bytearray(payloads(payload * send, 1)[0]), dtype=torch.uint8)
         sent = taken = 0
-        for _ in range(items // producers):
-            while sent - taken > 4 * max(producers, batch):
+        for _ in range(items // send):
+            while sent - taken > 3 * batch:
                 taken = ray.get(counter.get.remote())
-            rows = TensorDict({"payload": data.reshape(producers, payload)}, batch_size=producers)
+            rows = TensorDict({"payload": data.reshape(send, payload)}, batch_size=send)
             self.client.put(data=rows, partition_id=partition)
-            sent += producers
+            sent += send
 
 
 def consume(counter: Any, partition: str, payload: int, items: int, batch: int) -> None:
@@ -78,7 +78,7 @@ def main() -> None:
         ray.get(counter.get.remote())
         partition, size = f"run_{number}", min(job["batch"], job["items"])
         window = Window()
-        running = producer.run.remote(counter, partition, job["payload"], job["producers"], job["items"], size)
+        running = producer.run.remote(counter, partition, job["payload"], job["send"], job["items"], size)
         consume(counter, partition, job["payload"], job["items"], size)
         print(window.close(), flush=True)
         ray.get(running)

@@ -1,9 +1,17 @@
 """The Ray face against queues: trajectories a second from a producer process to a consumer process.
 
-Ours carries a whole life (ticket, stamp, finish, hand-out in whole groups); a peer an item through put and get.
-Where a peer can batch, it sends as many items in a call as there are producers, and takes a batch in a call. All
-systems run in turn, round by round. Reverb and TransferQueue get environments of their own in a temporary folder,
-kept for the next run; with --quick they take part only when these exist.
+Ours carries a whole life: 64 producers are coroutines of one process, each asks for a ticket, stamps and finishes it,
+and the consumer takes batches of whole groups of 8. A peer carries items through put and get, with no tickets,
+groups, bound or ledger; its producers are one loop in one process that sends many items in a call. With 64 producers
+each peer runs twice: 64 items in a call, one of each producer, and a whole batch in a call. With one producer it
+sends an item at a time. Consumers take a batch in a call. Queues hold four batches at most. Payloads are random bytes, made
+before the measured window, the same ones again and again; that each arrives with its length is checked. Reverb
+compresses them in vain and has no switch for it.
+
+"bare Ray" is the floor of a buffer in a Ray actor that passes references: what the calls to Ray cost alone, for one
+put, two calls and a get a batch, with no buffer behind them. All systems run in turn, round by round. Reverb and
+TransferQueue get environments of their own in a temporary folder, kept for the next run; with --quick they take part
+only when these exist.
 
 python benchmarks/samplebuffer/samplebuffer_ray.py [--quick]
 """
@@ -16,9 +24,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from _results import Row, write
 
@@ -30,6 +39,7 @@ NEEDS = {
     "TransferQueue 0.1.11": ["transferqueue==0.1.11", "psutil"],
 }
 KB, MB = 2**10, 2**20
+FLOOR = "bare Ray"
 
 
 class Runner:
@@ -82,10 +92,34 @@ def environment(peer: str, quick: bool) -> tuple[str, str]:
     return str(python), ""
 
 
+class Case(NamedTuple):
+    """What is carried."""
+
+    payload: int
+    producers: int
+    items: int
+    batch: int
+
+    @property
+    def metric(self) -> str:
+        size = "1 MB" if self.payload == MB else "4 KB"
+        return f"{size}, {self.producers} producer{'s' if self.producers > 1 else ''}"
+
+    def jobs(self, system: str) -> dict[str, dict[str, Any]]:
+        """The jobs of a system by the name of its row; their number of items is that of a measured round."""
+        job = {"payload": self.payload, "producers": self.producers, "items": self.items, "batch": self.batch}
+        if system in ("ours", FLOOR):
+            many = system == "ours" or self.producers > 1
+            return {system: job | {"system": system, "send": self.batch}} if many else {}
+        sends = {min(self.producers, self.batch), self.batch if self.producers > 1 else 1}
+        named = {f"{system}, {n} in a call" if n > 1 else system: n for n in sorted(sends)}
+        return {name: job | {"system": system, "send": n} for name, n in named.items()}
+
+
 def main() -> None:
     quick = "--quick" in sys.argv
     on_ray = Runner(sys.executable, "_on_ray.py")
-    runners = {"ours": on_ray, "Ray Queue": on_ray, "Redis list": Runner(sys.executable, "_redis.py")}
+    runners = {"ours": on_ray, FLOOR: on_ray, "Ray Queue": on_ray, "Redis list": Runner(sys.executable, "_redis.py")}
     missing: dict[str, str] = {}
     for peer, script in (("Reverb 0.14", "_reverb.py"), ("TransferQueue 0.1.11", "_transferqueue.py")):
         python, reason = environment(peer, quick)
@@ -94,58 +128,40 @@ def main() -> None:
         else:
             missing[peer] = reason
     cases = [
-        (4 * KB, 64, 1024 if quick else 8192),
-        (MB, 64, 128 if quick else 512),
-        (4 * KB, 1, 64 if quick else 512),
-        (MB, 1, 64 if quick else 128),
+        Case(4 * KB, 64, 2048 if quick else 8192, 512),
+        Case(MB, 64, 128 if quick else 512, 64),
+        Case(4 * KB, 1, 64 if quick else 512, 64),
+        Case(MB, 1, 64 if quick else 128, 64),
     ]
-    taken: dict[tuple[int, int, str], list[dict[str, float]]] = {}
+    taken: dict[Case, dict[str, list[dict[str, float]]]] = {case: {} for case in cases}
     deadline = float("inf")
     for turn in range(-1, 3 if quick else 7):  # the first warms up
         if turn == 0:
             deadline = time.monotonic() + (100 if quick else 3600)
-        for payload, producers, items in cases:
-            for name, runner in runners.items():
-                if time.monotonic() > deadline:
-                    continue
-                job: dict[str, Any] = {
-                    "payload": payload,
-                    "producers": producers,
-                    "items": items if turn >= 0 else 64,
-                    "batch": 64,
-                }
-                if runner is on_ray:
-                    job["system"] = "ours" if name == "ours" else "queue"
-                answer = runner.run(job)
-                print(turn, name, job, answer, file=sys.stderr)
-                if turn >= 0:
-                    per_item = {key: value / items for key, value in answer.items()}
-                    taken.setdefault((payload, producers, name), []).append(per_item)
+        for case in cases:
+            for system, runner in runners.items():
+                for name, job in case.jobs(system).items():
+                    if time.monotonic() > deadline:
+                        continue
+                    answer = runner.run(job)
+                    print(turn, name, job, answer, file=sys.stderr)
+                    if turn >= 0:
+                        taken[case].setdefault(name, []).append({k: v / case.items for k, v in answer.items()})
     for runner in {id(runner): runner for runner in runners.values()}.values():
         runner.close()
-    write(Path(__file__), list(rows(cases, runners, missing, taken)), quick)
+    write(Path(__file__), list(rows(missing, taken)), quick)
 
 
-def rows(
-    cases: list[tuple[int, int, int]],
-    runners: dict[str, Runner],
-    missing: dict[str, str],
-    taken: dict[tuple[int, int, str], list[dict[str, float]]],
-) -> list[Row]:
-    made = []
-    for payload, producers, _ in cases:
-        size = "1 MB" if payload == MB else "4 KB"
-        metric = f"{size}, {producers} producer{'s' if producers > 1 else ''}"
-        for peer in (name for name in runners if name != "ours"):
-            ours, theirs = taken.get((payload, producers, "ours")), taken.get((payload, producers, peer))
-            if ours and theirs:
-                rates = [1 / item["seconds"] for item in ours]
-                made.append(Row.against(metric, "1/s", rates, peer, median(1 / item["seconds"] for item in theirs)))
-                cpu, peers = [item["cpu"] * 1e6 for item in ours], median(item["cpu"] * 1e6 for item in theirs)
-                made.append(Row.against(f"{metric}, all processes", "us CPU", cpu, peer, peers, less=True))
+def rows(missing: dict[str, str], taken: dict[Case, dict[str, list[dict[str, float]]]]) -> Iterator[Row]:
+    for case, systems in taken.items():
+        ours = systems.pop("ours", [])
+        for peer, theirs in systems.items() if ours else ():
+            rates = [1 / item["seconds"] for item in ours]
+            yield Row.against(case.metric, "1/s", rates, peer, median(1 / item["seconds"] for item in theirs))
+            cpu, peers = [item["cpu"] * 1e6 for item in ours], median(item["cpu"] * 1e6 for item in theirs)
+            yield Row.against(f"{case.metric}, all processes", "us CPU", cpu, peer, peers, less=True)
     for peer, reason in missing.items():
-        made.append(Row(metric="all", unit="1/s", ours=None, peer=peer, spread=reason))
-    return made
+        yield Row(metric="all", unit="1/s", ours=None, peer=peer, spread=reason)
 
 
 if __name__ == "__main__":

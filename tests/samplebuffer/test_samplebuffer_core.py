@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from itertools import count
 
+import msgspec
 import pytest
 
 from samplebuffer import (
@@ -328,15 +329,33 @@ def test_misuse_names_the_ticket_and_leaves_the_buffer_as_it_was() -> None:
     ticket.stamp(3)
     with pytest.raises(AlreadyStamped):
         ticket.stamp(3)
-    for reward in (float("nan"), float("inf"), -float("inf")):
+    for reward in (float("nan"), float("inf"), -float("inf"), None, "much", 10**400):
         with pytest.raises(InvalidReward, match="not finite"):
-            ticket.finish("x", reward)
+            ticket.finish("x", reward)  # type: ignore[arg-type]
     for version in (2, -1):
         with pytest.raises(VersionWentBack, match="serves version 3"):
             buf.advance(version)
     with pytest.raises(TypeError):
         buf.advance(float("nan"))  # type: ignore[arg-type]
     assert buf.state_dict() == before and ticket.finish("x", 1.0) == "accepted"
+
+
+@pytest.mark.parametrize("length", [3.5, "3"])
+def test_a_length_that_is_no_integer_is_its_producers_error_and_changes_nothing(length: object) -> None:
+    buf = buffer(length=lambda payload: length)
+    (ticket,) = take(buf)
+    ticket.stamp(0)
+    with pytest.raises(TypeError):
+        ticket.finish("x", 1.0)
+    assert ticket.state == "running" and buf.ledger.buffered == 0 and buf.ledger.balanced
+
+
+def test_an_error_is_kept_as_a_text_that_can_be_saved() -> None:
+    buf = buffer(max_replacements=0)
+    take(buf)[0].fail(OSError("\udcff" + "x" * 5000))
+    (given_up,) = buf.stats().given_up
+    assert given_up.error.startswith("OSError: ?xx") and len(given_up.error) == 1000
+    assert msgspec.msgpack.encode(buf.state_dict())
 
 
 def test_stats_tell_staleness_in_flight_in_queue_and_at_hand_out() -> None:

@@ -54,6 +54,8 @@ def test_a_batch_always_fits(thousandths: int, batch_groups: int, spare: int) ->
         ("alpha", float("inf")),
         ("alpha", True),
         ("alpha", "much"),
+        ("alpha", "1/0"),
+        ("alpha", None),
         ("batch_groups", 0),
         ("batch_groups", 1.5),
         ("group_size", 0),

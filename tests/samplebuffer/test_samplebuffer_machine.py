@@ -358,7 +358,7 @@ class BufferMachine(RuleBasedStateMachine):
             assert len(group.done) <= core.limits.group_size
             assert (group.whole is not None) == (len(group.done) == core.limits.group_size)
             assert group.whole is None or not group.running
-            assert group.queued == (group.id in core._wanting)
+            assert group.queued == (group.id in core.wanting)
             assert group.queued or group.whole or group.alive == core.limits.launch
             assert group.lost <= core.limits.max_replacements
         assert sorted(i for _, i in core.shelf._ready) == sorted(g.id for g in core.groups.values() if g.whole)

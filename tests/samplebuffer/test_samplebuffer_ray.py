@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import ray
 
-from samplebuffer import Closed, Unsendable
+from samplebuffer import Closed, InvalidConfig, InvalidReward, Unsendable
 from samplebuffer.errors import BufferLost
 from samplebuffer.ray import RayBuffer, RayTicket, client, wire
 from samplebuffer.ray.link import Link
@@ -21,6 +23,9 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(400), pytest.mark.usefixture
 
 class Rollouts:
     """A process with many rollout coroutines, to be killed."""
+
+    async def pid(self) -> int:
+        return os.getpid()
 
     async def take(self, handle: Any, n: int) -> list[int]:
         self.buf = RayBuffer(handle)
@@ -234,3 +239,88 @@ async def test_events_are_handed_on_in_order_whichever_reply_came_first() -> Non
     for joined, number in [(1, 1), (1, 2), (1, 0), (1, 4), (2, 1), (1, 3), (2, 0)]:
         link._hand_on(wire.Events(joined, number))
     assert got == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
+
+
+async def test_what_is_said_of_many_tickets_shares_packs_and_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    put, sizes = ray.put, list[int]()
+
+    def counted(payloads: list[Any]) -> Any:
+        sizes.append(len(payloads))
+        return put(payloads)
+
+    monkeypatch.setattr(ray, "put", counted)
+    owner = RayBuffer.create(range(4), batch_groups=4, group_size=8, alpha=0)
+    buf = RayBuffer(owner.handle, pack_bytes=8 * 1000, linger=60.0)
+    for ticket in [await buf.next_ticket() for _ in range(30)]:
+        ticket.stamp(0)
+        ticket.finish(bytes(1000), 1.0)
+    last, lost = await buf.next_ticket(), await buf.next_ticket()
+    last.stamp(0)
+    last.finish(bytes(1000), 1.0)
+    lost.fail("no")
+    await buf.leave()  # sends what waits
+    ledger = await owner.ledger()
+    assert (ledger.buffered, ledger.failed, ledger.running) == (31, 1, 0)
+    assert sizes == [8, 8, 8, 6, 1], "packs are full, but for the last of a call"
+    await owner.leave()
+
+
+async def test_misuse_of_one_producer_is_no_concern_of_the_others(buf: RayBuffer) -> None:
+    good, bad = await buf.next_ticket(), await buf.next_ticket()
+    buf.length = lambda payload: 3.5  # type: ignore[assignment]
+    for ticket in (good, bad):
+        ticket.stamp(0)
+    with pytest.raises(TypeError):
+        bad.finish("x", 1.0)
+    buf.length = len
+    answers = await asyncio.gather(
+        bad.finish("x", "much"),  # type: ignore[arg-type]
+        bad.fail(OSError("\udcff")),
+        good.finish("x", 1.0),
+        return_exceptions=True,
+    )
+    assert isinstance(answers[0], InvalidReward) and list(answers[1:]) == [True, "accepted"]
+    assert (await buf.stats()).ledger.balanced
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"pack_bytes": 0}, {"pack_bytes": 1.5}, {"linger": -1.0}, {"linger": float("nan")}]
+)
+def test_bad_packing_is_named(sizes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig, match=next(iter(sizes))):
+        RayBuffer(None, **sizes)
+
+
+async def test_nothing_is_lost_or_doubled_when_processes_of_64_producers_are_killed() -> None:
+    """kill -9 at any moment: while tickets run, while payloads are under way, with payloads in the queue."""
+    buf = RayBuffer.create(range(10_000), batch_groups=4, group_size=8, alpha=1, max_replacements=1000, lease=3.0)
+    chance = random.Random(0)
+    workers = [rollouts() for _ in range(2)]
+    for worker in workers:
+        worker.run.remote(buf.handle, 32, 32 * 10_000)
+    seen: set[int] = set()
+
+    async def kill() -> None:
+        for turn in range(4):
+            await asyncio.sleep(chance.random())
+            os.kill(await workers[turn % 2].pid.remote(), signal.SIGKILL)
+            workers[turn % 2] = rollouts()
+            workers[turn % 2].run.remote(buf.handle, 32, 32 * 10_000)
+
+    killer = asyncio.create_task(kill())
+    version = 0
+    while not killer.done() or version < 20:
+        batch = await buf.get_batch()
+        assert all(sample.payload == sample.ticket_id.to_bytes(4096, "big") for sample in batch.samples)
+        ids = {sample.ticket_id for sample in batch.samples}
+        assert len(ids) == 32 and not ids & seen and batch.max_staleness <= 1
+        seen |= ids
+        version += 1
+        await buf.advance(version)
+    await killer
+    await buf.close()
+    stats = await buf.stats()
+    assert stats.ledger.balanced and stats.ledger.delivered == len(seen) and stats.groups.given_up == 0
+    for worker in workers:
+        ray.kill(worker)
+    await buf.leave()

@@ -130,12 +130,36 @@ def test_a_state_after_close_restores_the_unfinished() -> None:
         {"groups": [{"id": 1}]},
         {"ended": {"nowhere": 1}},
         {"issued": 7},
+        {"version": -1},
+        {"drawn": -1},
+        {"ended": {"stale": -1}},
+        {"limits": {"alpha": "1/0"}},
+        {"opened": 3},
+        {"groups": "twice"},
+        {"groups": "many"},
+        {"groups": {"lost": 9}},
+        {"groups": {"samples": {"ticket_id": 8}}},
+        {"groups": {"samples": {"start_version": 1}}},
+        {"groups": {"samples": {"payload": "text"}}},
     ],
 )
 def test_what_is_not_a_state_is_refused(change: dict[str, Any]) -> None:
     buf = buffer()
     run(take_all(buf)[0])
     state = buf.state_dict()
-    change = {key: state[key] | value if isinstance(value, dict) else value for key, value in change.items()}
     with pytest.raises(InvalidState, match="state"):
-        SampleBuffer.restore(state | change, count())
+        SampleBuffer.restore(changed(state, change), count())
+
+
+def changed(state: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """The state with values replaced, in dictionaries and in the first item of lists."""
+    state = dict(state)
+    for key, value in change.items():
+        if isinstance(value, dict):
+            first = state[key]
+            state[key] = [changed(first[0], value), *first[1:]] if isinstance(first, list) else changed(first, value)
+        elif value in ("twice", "many"):
+            state[key] = state[key] * (2 if value == "twice" else 100)
+        else:
+            state[key] = value
+    return state

@@ -39,7 +39,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
 from math import isfinite
 from operator import index
 from typing import Any, Literal
@@ -59,8 +58,9 @@ from samplebuffer.group import OpenGroup
 from samplebuffer.limits import Limits
 from samplebuffer.shelf import Shelf
 from samplebuffer.tasks import Task, Tasks
-from samplebuffer.ticket import Ticket
+from samplebuffer.ticket import Ticket, as_number, as_text
 from samplebuffer.values import Answer, Batch, Fate, GivenUp, Group, Reason, Sample
+from samplebuffer.wanting import Wanting
 
 log = logging.getLogger("samplebuffer")
 
@@ -90,6 +90,7 @@ class Core:
         self.opened = 0
         self.group_ends: dict[GroupEnd, int] = {"delivered": 0, "filtered": 0, "given_up": 0, "recycled": 0}
         self.given_up: deque[GivenUp] = deque(maxlen=REMEMBERED)
+        self.wanting = Wanting(limits.launch)
         self.shelf = Shelf()
         self.lent: dict[int, OpenGroup] = {}  # delivered groups that occupy room until they are confirmed
         self.callback_errors = 0
@@ -99,8 +100,6 @@ class Core:
         self._keep = keep
         self._length = length
         self._capacity = limits.capacity
-        self._launch = limits.launch
-        self._wanting: list[int] = []  # heap of ids, of each wanting group at least
 
     # Tickets out.
 
@@ -108,7 +107,7 @@ class Core:
         """The next member to run, the oldest group first; None when there is no room now."""
         if self.closed:
             raise Closed("the buffer is closed")
-        group = None if self.resting else self._oldest_wanting() or self._open()
+        group = None if self.resting else self.wanting.first(self.groups) or self._open()
         if group is None:
             if self.alive == 0 and self.tasks.over:
                 raise Exhausted("the tasks have ended and every group has left") from self.tasks.error
@@ -119,21 +118,6 @@ class Core:
         self.book.issue(ticket)
         return ticket
 
-    def _oldest_wanting(self) -> OpenGroup | None:
-        while self._wanting:
-            group = self.groups.get(self._wanting[0])
-            if group is not None and group.whole is None and group.alive < self._launch:
-                return group
-            heappop(self._wanting)
-            if group is not None:
-                group.queued = False
-        return None
-
-    def _want(self, group: OpenGroup) -> None:
-        if not group.queued:
-            group.queued = True
-            heappush(self._wanting, group.id)
-
     def _open(self) -> OpenGroup | None:
         task = self.tasks.take() if self.alive < self._capacity else None
         if task is None:
@@ -141,7 +125,7 @@ class Core:
         group = OpenGroup(self.opened, task)
         self.opened += 1
         self.groups[group.id] = group
-        self._want(group)
+        self.wanting.put(group)
         return group
 
     # Answers in.
@@ -170,11 +154,11 @@ class Core:
         start = ticket.start_version
         if start is None:
             raise NotStamped(ticket.id, ticket.state, "finish before stamp; stamp the version of the first token")
-        reward = float(reward)
-        if not isfinite(reward):
-            raise InvalidReward(ticket.id, ticket.state, f"reward {reward} is not finite; use fail instead")
-        length = self._length(payload) if self._length else None
-        sample = Sample(ticket.id, ticket.member, start, reward, payload, length)
+        number = as_number(reward)
+        if not isfinite(number):
+            raise InvalidReward(ticket.id, ticket.state, f"reward {reward!r} is not finite; use fail instead")
+        length = self._measure(payload)
+        sample = Sample(ticket.id, ticket.member, start, number, payload, length)
         group = self.groups[ticket.group_id]
         whole, kept = None, True
         if len(group.done) + 1 == self.limits.group_size:
@@ -198,11 +182,14 @@ class Core:
         fate = ticket.state
         if fate != "surplus" and fate != "stale":
             return "ended"
-        if self._length and payload is not None and not ticket.late:
+        if payload is not None and not ticket.late and (length := self._measure(payload)) is not None:
             ticket.late = True
-            if (length := self._length(payload)) is not None:
-                self.book.lengths.add(fate, length)
+            self.book.lengths.add(fate, length)
         return fate
+
+    def _measure(self, payload: Any) -> int | None:
+        length = self._length(payload) if self._length else None
+        return None if length is None else index(length)  # now: counting must not fail when the member ends
 
     def lose(self, ticket: Ticket, fate: Fate, error: BaseException | str) -> bool:
         """Take back a running member at its producer's wish; give the group up when its budget is passed."""
@@ -218,7 +205,7 @@ class Core:
         if ticket.state == "running":
             group = self.groups[ticket.group_id]
             self._return(group, ticket, "cancelled")
-            self._want(group)
+            self.wanting.put(group)
             self.settle()
 
     def _return(self, group: OpenGroup, ticket: Ticket, fate: Fate) -> None:
@@ -230,10 +217,10 @@ class Core:
         """Have lost members replaced, within the budget; else give the group up."""
         group.lost += lost
         if group.lost <= self.limits.max_replacements:
-            self._want(group)
+            self.wanting.put(group)
             return []
-        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        self.given_up.append(GivenUp(group.key, group.id, group.lost, text[:1000]))
+        text = as_text(error)
+        self.given_up.append(GivenUp(group.key, group.id, group.lost, text))
         log.warning(
             "group %d (key %r) is given up after losing %d members: %s", group.id, group.key, group.lost, text
         )
@@ -250,14 +237,7 @@ class Core:
         if len(samples) == self.limits.group_size:
             self._complete(group, Group(group.key, group.id, list(samples)))
         else:
-            self._want(group)
-
-    def readmit(self, group: OpenGroup) -> None:
-        """Take back a delivered group."""
-        self.group_ends["delivered"] -= 1
-        self.book.ended["delivered"] -= len(group.done)
-        group.queued = group.id in self._wanting
-        self.adopt(group, group.done)
+            self.wanting.put(group)
 
     def _complete(self, group: OpenGroup, whole: Group) -> None:
         group.whole = whole
@@ -291,7 +271,7 @@ class Core:
             self.book.end_buffered(sample, "stale")
         group.done = [sample for sample in group.done if sample.start_version >= cut]
         group.whole = None  # a complete group has no running member, so it lost a finished one
-        self._want(group)
+        self.wanting.put(group)
         return tickets
 
     def cancel_spares(self) -> list[Ticket]:

@@ -81,7 +81,7 @@ def make_limits(
 def _exact(alpha: float | Fraction) -> str:
     try:
         exact = Fraction(str(alpha))
-    except ValueError:
+    except (ValueError, ZeroDivisionError):
         exact = Fraction(-1)
     if isinstance(alpha, bool) or exact < 0:
         raise InvalidConfig("alpha", alpha, "give a finite number of at least 0")

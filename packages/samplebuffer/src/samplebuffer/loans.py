@@ -26,19 +26,26 @@ def confirm(core: Core, batch: Batch) -> None:
 
 def reclaim(core: Core, batch: Batch, lost: Collection[int] = ()) -> None:
     """The batch did not arrive, and the payloads of the tickets `lost` never will."""
-    cut = core.version - core.limits.staleness
+    cut = core.limits.oldest(core.version)
     dropped: list[Ticket] = []
     groups = [core.lent.pop(group.group_id) for group in batch.groups if group.group_id in core.lent]
     if not groups:
         return
     for group in reversed(groups):  # the first is put back last: in front
-        core.readmit(group)
+        _readmit(core, group)
         dropped += _drop(core, group, lost)
         if group.id in core.groups and any(group.stale(cut)):
             core.shelf.remove(group.id)
             dropped += core.age(group, cut)
     core.book.count_delivered(batch, by=-1)
     core.settle(dropped, "failed")
+
+
+def _readmit(core: Core, group: OpenGroup) -> None:
+    core.group_ends["delivered"] -= 1
+    core.book.ended["delivered"] -= len(group.done)
+    group.queued = group.id in core.wanting
+    core.adopt(group, group.done)
 
 
 def drop(core: Core, lost: Collection[int]) -> None:

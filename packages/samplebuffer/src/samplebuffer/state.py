@@ -118,6 +118,7 @@ def load(data: dict[str, Any], keys: Iterable[Any], codec: Decodes, skip_drawn: 
         raise InvalidState(f"not the state of a buffer: {error}") from error
     if state.format != FORMAT:
         raise InvalidState(f"the state has format {state.format}; this version reads {FORMAT}")
+    _check(state, limits)
     keys = islice(iter(keys), state.drawn, None) if skip_drawn else keys
     core = Core(
         Tasks(keys, state.waiting, state.drawn),
@@ -133,21 +134,32 @@ def load(data: dict[str, Any], keys: Iterable[Any], codec: Decodes, skip_drawn: 
         group = OpenGroup(saved.id, Task(saved.key, saved.lost))
         group.issued = saved.issued
         core.adopt(group, [_decoded(sample, codec) for sample in saved.samples])
-    _check(core)
     return core
 
 
-def _check(core: Core) -> None:
+def _check(state: BufferState, limits: Limits) -> None:
     """What msgspec can not see: a state that no buffer was ever in."""
-    size = core.limits.group_size
+    samples = [sample for group in state.groups for sample in group.samples]
+    oldest = limits.oldest(state.version)
+    ended = sum(state.ended.values())
     for holds, what in (
-        (core.book.ledger.balanced, "the ledger does not balance"),
-        (len(core.groups) <= core.limits.capacity, "more groups than the capacity"),
-        (all(len(group.done) <= size for group in core.groups.values()), "a group has too many members"),
-        (not core.book.groups_below(core.limits.oldest(core.version)), "a member is past the bound"),
+        (min(state.version, state.drawn, *state.ended.values()) >= 0, "a count is negative"),
+        (state.issued == len(samples) + ended, "the ledger does not balance"),
+        (len(state.groups) <= limits.capacity, "more groups than the capacity"),
+        (_distinct([group.id for group in state.groups], state.opened), "a group is there twice"),
+        (_distinct([sample.ticket_id for sample in samples], state.issued), "a member is there twice"),
+        (all(len(g.samples) <= limits.group_size for g in state.groups), "a group has too many members"),
+        (all(group.lost <= limits.max_replacements for group in state.groups), "a group has lost too many members"),
+        (all(oldest <= s.start_version <= state.version for s in samples), "a member is outside the bound"),
+        (all(isinstance(sample.payload, bytes) for sample in samples), "a payload is not bytes"),
     ):
         if not holds:
             raise InvalidState(f"not the state of a buffer: {what}")
+
+
+def _distinct(ids: list[int], end: int) -> bool:
+    """Whether each was given once, from 0 up to `end`."""
+    return len(set(ids)) == len(ids) and all(0 <= i < end for i in ids)
 
 
 def _encoded(sample: Sample, codec: Encodes) -> Sample:

@@ -7,6 +7,7 @@ Invariant: a ticket ends once. Whatever its producer says later is answered, nev
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import nan
 from typing import TYPE_CHECKING, Any, Literal
 
 from samplebuffer.values import Answer, Reason
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 State = Literal["running", "finished", "returned", "surplus", "stale", "failed", "closed"]
 """Running; ended by its producer (finished, or returned by fail and cancel); or ended by the buffer for a Reason."""
+
+TEXT = 1000  # characters kept of an error
 
 OnCancel = Callable[[Reason], object]
 
@@ -93,3 +96,17 @@ class Ticket:
         """The callbacks to call now that the buffer has ended this ticket; empty from then on."""
         callbacks, self._callbacks = self._callbacks or [], None
         return callbacks
+
+
+def as_number(reward: Any) -> float:
+    """A reward as a float; NaN when it is no number, or none that a float can hold."""
+    try:
+        return float(reward)
+    except (TypeError, ValueError, OverflowError):
+        return nan
+
+
+def as_text(error: BaseException | str) -> str:
+    """An error as a text that can be kept and sent."""
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return text[:TEXT].encode(errors="replace").decode()

@@ -157,7 +157,9 @@ class BufferActor:
         except Exception as error:  # it belongs to the one who sent this command, who gets it
             return wire.refusal(error)
 
-    def _tell(self, name: str, client: Client, ticket: Ticket, command: wire.Command, packs: list[Any]) -> wire.Answer:
+    def _tell(
+        self, name: str, client: Client, ticket: Ticket, command: wire.Command, packs: list[Any]
+    ) -> wire.Answer:
         match command:
             case wire.Stamp():
                 ticket.stamp(command.version)
@@ -202,7 +204,8 @@ class BufferActor:
         client = self._client(name)
         try:
             async with asyncio.timeout(self._lease / 3):
-                await client.news.wait()
+                while not client.news.is_set():  # a reply may have carried the news off since the wait was over
+                    await client.news.wait()
         except TimeoutError:
             pass
         return wire.encode(client.drain())

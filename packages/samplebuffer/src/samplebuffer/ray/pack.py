@@ -14,15 +14,14 @@ SMALL = 8  # bytes of a number, and of anything that does not say its size
 
 
 def weight(value: Any, depth: int = DEPTH) -> int:
-    """About how many bytes a payload takes in the store, cheaply: a list weighs as if all items were like the first,
-    when that is a number."""
-    if (size := getattr(value, "nbytes", None)) is not None:
-        return int(size)
+    """About how many bytes a payload takes in the store, cheaply: a list that begins with a number holds numbers."""
+    if isinstance(size := getattr(value, "nbytes", None), int):
+        return size
     if isinstance(value, (bytes, bytearray, str)):
         return len(value)
+    if isinstance(value, list) and value and isinstance(value[0], (int, float)):
+        return SMALL * len(value)
     if depth and (parts := _parts(value)):
-        if isinstance(parts[0], (int, float)):
-            return SMALL * len(parts)
         return sum(weight(part, depth - 1) for part in parts)
     return SMALL
 
@@ -34,7 +33,7 @@ def _parts(value: Any) -> Sequence[Any]:
         return list(value.values())
     kind = type(value)
     names = getattr(kind, "__struct_fields__", ()) or getattr(kind, "__dataclass_fields__", ())
-    return [getattr(value, name) for name in names]
+    return [getattr(value, name, None) for name in names]
 
 
 def packs(weights: Iterable[int], limit: int) -> Iterator[slice]:

@@ -8,7 +8,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from samplebuffer.ray import wire
-from samplebuffer.ticket import OnCancel
+from samplebuffer.ticket import OnCancel, as_number, as_text
 from samplebuffer.values import Answer, Reason
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ log = logging.getLogger("samplebuffer")
 
 class RayTicket:
     """The calls are sent in order as soon as they are made; awaiting them gives the buffer's answer or its error."""
+
+    __slots__ = ("_buffer", "_callbacks", "_ended", "group_id", "id", "issued_version", "key", "member")
 
     def __init__(self, buffer: RayBuffer, info: wire.TicketInfo) -> None:
         self._buffer = buffer
@@ -46,14 +48,14 @@ class RayTicket:
 
     def finish(self, payload: Any, reward: float) -> asyncio.Future[Answer]:
         """Hand in the trajectory."""
-        length = self._buffer.length(payload) if self._buffer.length and payload is not None else None
-        command = wire.Finish(self.id, float(reward), length)
+        measure = self._buffer.length
+        length = index(measure(payload)) if measure and payload is not None else None
+        command = wire.Finish(self.id, as_number(reward), length)
         return self._send(command, payload) if self._ended is None else self._send(command)
 
     def fail(self, error: BaseException | str) -> asyncio.Future[bool]:
         """Give the member back as failed."""
-        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        return self._send(wire.Lose(self.id, True, text))
+        return self._send(wire.Lose(self.id, True, as_text(error)))
 
     def cancel(self) -> asyncio.Future[bool]:
         """Give the member back unfinished."""
