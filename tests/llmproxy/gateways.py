@@ -163,6 +163,14 @@ async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
             await asyncio.sleep(0.005)
 
 
+async def told(port: int, method: str, path: str, ready: Callable[[Reply], object], **request: Any) -> Reply:
+    """Ask a process until its answer is `ready`."""
+    async with asyncio.timeout(20.0):
+        while not ready(reply := await ask(port, method, path, **request)):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+        return reply
+
+
 class Process:
     """A program of ours that prints one line when it is ready."""
 

@@ -30,8 +30,8 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     "messages missing": (CHAT, b"{}", "messages"),
     "no ids": (GENERATE, b'{"token_ids": [], "sampling_params": {"max_tokens": 3}}', "token_ids"),
     "ids missing": (GENERATE, b"{}", "token_ids"),
-    "negative ids": (GENERATE, b'{"token_ids": [1, -1]}', "token_ids"),
-    "ids beyond any vocabulary": (GENERATE, b'{"token_ids": [99999999999999999999]}', "token_ids"),
+    "negative ids": (GENERATE, b'{"token_ids": [1, -1]}', "token_ids[1]"),
+    "ids beyond any vocabulary": (GENERATE, b'{"token_ids": [99999999999999999999]}', "token_ids[0]"),
     "ids that are no whole numbers": (GENERATE, b'{"token_ids": [1, 2.5]}', "token_ids[1]"),
     "ids of text": (COMPLETE, b'{"prompt": [1, "2"]}', "prompt[1]"),
     "a budget of 0": (

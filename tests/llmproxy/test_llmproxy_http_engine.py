@@ -141,6 +141,12 @@ class Engine:
         assert max(abs(a - b) for a, b in zip(told, result.logprobs, strict=True)) < TOLERANCE
 
 
+def made(worker: HTTPWorker) -> int:
+    """Tokens that have arrived of request "r"."""
+    stream = worker._streams.get("r")
+    return len(stream.told.token_ids) if stream else 0
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
     one = Engine(tmp_path_factory.mktemp("models"))
@@ -188,7 +194,7 @@ async def test_the_worker(engine: Engine) -> None:
     # Interrupted, it keeps what was made; resumed, it goes on, and all of it is the model's.
     long = replace(request, max_tokens=600)
     running = asyncio.create_task(worker.generate(long))
-    await until(lambda: len(worker._streams["r"].told.token_ids) > 20)
+    await until(lambda: made(worker) > 20)
     await worker.interrupt("r")
     partial = await running
     assert isinstance(partial, Partial) and len(partial.token_ids) >= 20
@@ -199,12 +205,12 @@ async def test_the_worker(engine: Engine) -> None:
     engine.check(prompt, whole)
 
     running = asyncio.create_task(worker.generate(long))
-    await until(lambda: "r" in worker._streams and worker._streams["r"].told.token_ids)
+    await until(lambda: made(worker))
     await worker.abort("r")
     with pytest.raises(Aborted):
         await running
     running = asyncio.create_task(worker.generate(long))
-    await until(lambda: "r" in worker._streams and worker._streams["r"].told.token_ids)
+    await until(lambda: made(worker))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
