@@ -1,9 +1,11 @@
-"""What binding costs: beside bare script calls of the same client, and beside Ray placement groups.
+"""What binding costs: beside bare script calls of redis-py, and beside Ray placement groups.
 
 python benchmarks/resmgr/resmgr_binding.py [--quick]
 
 One embedded server with 1,000 pools of 8 classes and 10,000 live bindings. The bare script is three commands, called
-twice for each bind and release, in turns with ours. A placement group is made, waited for and removed.
+twice by redis-py for each bind and release, in turns with ours. "8 clients" are measured twice: as 8 tasks of one
+manager, whose calls share a connection, and as 8 processes with a manager each, where every call is a message of its
+own. A placement group is made, waited for and removed. What was granted is checked.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from typing import Any
 import msgspec
 import redis.asyncio as redis
 
-from resmgr import Binding, Pool, Request, ResourceManager
+from resmgr import Node, Pool, Request, ResourceManager
 
 HERE = Path(__file__).resolve()
 QUICK = "--quick" in sys.argv
+CLIENT = sys.argv[sys.argv.index("--client") + 1 :] if "--client" in sys.argv else []
 POOLS, CLASSES, UNITS, LIVE, CLIENTS = 1000, 8, 16, 10_000, 8
+WINDOW_S = 1.5 if QUICK else 4.0
 ROUNDS, PAIRS = (5, 200) if QUICK else (20, 500)
 BARE = """#!lua name=bare
 redis.register_function('bare', function(keys)
@@ -105,37 +109,96 @@ async def binding_rows(directory: str) -> list[Row]:
                 await client.fcall("bare", 1, "bare:")
                 await client.fcall("bare", 1, "bare:")
 
-            ours, theirs, fast, bare_fast = [], [], [], []
+            found: list[list[float]] = [[] for _ in range(8)]
+            ours, theirs, fast, bare_fast, cpu, bare_cpu, many, bare_many = found
             for _ in range(ROUNDS):
                 ours.append(await milliseconds(pair, PAIRS))
                 theirs.append(await milliseconds(bare, PAIRS))
-                fast.append(await per_second(pair, PAIRS // 4))
-                bare_fast.append(await per_second(bare, PAIRS // 4))
+                for rates, burnt, work in ((fast, cpu, pair), (bare_fast, bare_cpu, bare)):
+                    before = time.process_time()
+                    rates.append(await per_second(work, PAIRS // 2))
+                    burnt.append(1e6 * (time.process_time() - before) / (CLIENTS * (PAIRS // 2)))
+            for _ in range(2 if QUICK else 5):
+                many.append(await from_processes("ours", url))
+                bare_many.append(await from_processes("bare", url))
             setting = "1,000 pools, 10,000 live bindings"
             rows.append(row(f"bind + release, p50, {setting}", "ms", ours, "bound", [0.6]))
             rows.append(row("bind + release, p50", "ms", ours, "two bare script calls", theirs))
-            rows.append(row(f"bind + release from {CLIENTS} clients", "1/s", fast, "bound", [3000.0], False))
-            rows.append(
-                row(f"bind + release from {CLIENTS} clients", "1/s", fast, "two bare calls", bare_fast, False)
-            )
+            for how, mine, other in (("tasks", fast, bare_fast), ("processes", many, bare_many)):
+                metric = f"bind + release from {CLIENTS} clients ({how})"
+                rows.append(row(metric, "1/s", mine, "bound", [3000.0], False))
+                rows.append(row(metric, "1/s", mine, "two bare script calls", other, False))
+            metric = f"bind + release from {CLIENTS} clients (tasks), the client's CPU"
+            rows.append(row(metric, "us", cpu, "two bare script calls", bare_cpu))
             rows.append(row("server memory, 10,000 live bindings", "MiB", [used / 2**20], "bound", [64.0]))
-            rows.append(await gang_row(rm))
+            rows += await gang_rows(rm)
     return [*rows, await ray_row(ours)]
 
 
-async def gang_row(rm: ResourceManager) -> Row:
+async def from_processes(whose: str, url: str) -> float:
+    """Pairs a second of CLIENTS processes, each counting for WINDOW_S seconds that begin for all at once."""
+    begin = time.time() + 2.5
+    command = [sys.executable, str(HERE), "--client", whose, url, str(begin)]
+    processes = [
+        await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE) for _ in range(CLIENTS)
+    ]
+    counts = [int((await process.communicate())[0]) for process in processes]
+    return sum(counts) / WINDOW_S
+
+
+async def client(whose: str, url: str, begin: float) -> int:
+    """One of the processes."""
+    if whose == "bare":
+        async with redis.Redis.from_url(url, protocol=2) as bare:
+
+            async def calls() -> None:
+                await bare.fcall("bare", 1, "bare:")
+                await bare.fcall("bare", 1, "bare:")
+
+            return await counted(calls, begin)
+    async with await ResourceManager.connect(url) as rm:
+
+        async def pair() -> None:
+            await rm.release(await rm.bind(request(os.getpid()), timeout=0))
+
+        return await counted(pair, begin)
+
+
+async def counted(work: Work, begin: float) -> int:
+    await work()
+    if (left := begin - time.time()) < 0:
+        raise SystemExit("a client was not ready in time: the machine is busy")
+    await asyncio.sleep(left)
+    count = 0
+    while time.time() < begin + WINDOW_S:
+        await work()
+        count += 1
+    return count
+
+
+async def gang_rows(rm: ResourceManager) -> list[Row]:
+    """1,000 units of 8 pools in one request; and, the harder one, 1,000 nodes of their own over 8 pools."""
     for number in range(8):
         await rm.register(Pool(f"gang{number}", hardware="gang", total=125))
-    held: list[Binding] = []
-
-    async def gang() -> None:
-        held.append(await rm.bind(Request("gang", prefer=["gang"], amount=1000, gang=True), timeout=0))
-
-    taken = []
-    for _ in range(ROUNDS):
-        taken.append(await milliseconds(gang, 1))
-        await rm.release(held.pop())
-    return row("a gang of 1,000 over 8 pools", "ms", taken, "bound", [60.0])
+        nodes = [Node(f"n{number}-{i}", 1) for i in range(125)]
+        await rm.register(Pool(f"wide{number}", hardware="wide", nodes=nodes))
+    rows = []
+    for what, hardware, places in (("1,000 units of 8 pools", "gang", 8), ("1,000 nodes of 8 pools", "wide", 1000)):
+        wanted = Request("gang", prefer=[hardware], amount=1000, gang=True, spread=hardware == "wide")
+        binds: list[float] = []
+        pairs: list[float] = []
+        for _ in range(ROUNDS):
+            begun = time.perf_counter()
+            binding = await rm.bind(wanted, timeout=0)
+            bound = time.perf_counter()
+            await rm.release(binding)
+            pairs.append(1000 * (time.perf_counter() - begun))
+            binds.append(1000 * (bound - begun))
+            if len(binding.allocations) != places or sum(a.amount for a in binding.allocations) != 1000:
+                raise SystemExit(f"granted {binding.amount} on {len(binding.allocations)} places")
+        rows.append(row(f"a gang of {what}, bind", "ms", binds, "bound", [60.0]))
+        rows.append(row(f"a gang of {what}, bind + release", "ms", pairs, "bound", [60.0]))
+    return rows
 
 
 async def ray_row(ours: list[float]) -> Row:
@@ -156,6 +219,9 @@ async def ray_row(ours: list[float]) -> Row:
 
 
 def main() -> None:
+    if CLIENT:
+        print(asyncio.run(client(CLIENT[0], CLIENT[1], float(CLIENT[2]))))
+        return
     with tempfile.TemporaryDirectory(prefix="resmgr") as directory:
         rows = asyncio.run(binding_rows(directory))
     report = {
