@@ -5,34 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollart.models import make_tiny_qwen3
 from rollart.trainers import ModelFolder, TorchTrainer, TrainerConfig
-
-
-def make_llama(folder, *, tied=False, dtype=torch.float32, max_shard_size="5GB"):
-    """A Llama folder with the tiny model's tokenizer."""
-    make_tiny_qwen3(folder, 1)
-    for file in folder.glob("*.safetensors"):
-        file.unlink()
-    config = LlamaConfig(
-        vocab_size=16,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        tie_word_embeddings=tied,
-        max_position_embeddings=256,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        model = LlamaForCausalLM(config).to(dtype)
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
-    return folder
 
 
 def bits(folder):
@@ -45,8 +21,8 @@ def bits(folder):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", ["5GB", "20KB"])
-def test_export_is_bit_exact(tmp_path, tied, dtype, size):
-    source = make_llama(tmp_path / "source", tied=tied, dtype=dtype, max_shard_size=size)
+def test_export_is_bit_exact(make_llama, tmp_path, tied, dtype, size):
+    source = make_llama(tied=tied, dtype=dtype, max_shard_size=size)
     trainer = TorchTrainer(source)
     trainer.export(tmp_path / "exported")
     assert bits(tmp_path / "exported") == bits(source)
@@ -69,8 +45,8 @@ def test_a_trained_export_scores_the_same(tmp_path):
     assert bits(tmp_path / "exported") != bits(source)
 
 
-def test_other_tensors_are_refused(tmp_path):
-    folder = ModelFolder.read(make_llama(tmp_path / "source"))
+def test_other_tensors_are_refused(make_llama, tmp_path):
+    folder = ModelFolder.read(make_llama())
     tensors = dict(folder.tensors())
     with pytest.raises(ValueError, match="'extra' is not in"):
         folder.write(tmp_path / "a", iter([*tensors.items(), ("extra", torch.zeros(1))]))

@@ -1,4 +1,4 @@
-"""The minibatches of a train step: whole trajectories or groups, every row once a pass, the same for the same step."""
+"""The minibatches of a train step: whole trajectories or groups, every row once a pass, the same again for a step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What a trainer's layout asks of the model, the batch and the machine: checked before anything starts.
 
-Each refusal names the key, its value, the reason and a value that works (``tests/rollart/test_rollart_trainer_layout.py``).
+Each refusal names the key, its value, the reason and a value that works
+(``tests/rollart/test_rollart_trainer_layout.py``).
 """
 
 from __future__ import annotations
@@ -47,9 +48,7 @@ def _megatron(config: TrainerConfig, shape: ModelShape, prefix: str) -> None:
         reason = "Megatron-Core is not installed: pip install 'rollart[megatron]', or set it to torch"
         raise ConfigError(prefix + "backend", config.backend, reason)
     if shape.model_type not in _MEGATRON_MODELS:
-        reason = (
-            f"the model is a {shape.model_type}, Megatron is given {' and '.join(_MEGATRON_MODELS)}; torch takes it"
-        )
+        reason = f"the model is a {shape.model_type}, it takes {' and '.join(_MEGATRON_MODELS)}; torch works"
         raise ConfigError(prefix + "backend", config.backend, reason)
     tensor = config.tensor_parallel
     for count, what in (

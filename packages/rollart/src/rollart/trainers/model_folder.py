@@ -69,6 +69,13 @@ class ModelFolder:
         with safe_open(self.path / self.files[name], framework="pt") as opened:
             return opened.get_tensor(name)
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of a stored tensor, without reading it."""
+        from safetensors import safe_open
+
+        with safe_open(self.path / self.files[name], framework="pt") as opened:
+            return tuple(opened.get_slice(name).get_shape())
+
     def write(self, target: str | Path, tensors: Iterator[tuple[str, Tensor]], *, writes: bool = True) -> None:
         """A folder like this one with other weights, each file as soon as its tensors are there.
 
