@@ -105,6 +105,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.alive: list[str] = []
         self.doomed: list[str] = []
         self.requests: dict[str, Request] = {}
+        self.groups: dict[str, list[str]] = {}
         self.known: dict[str, Binding] = {}
         self.queued: list[str] = []
         self.arrived: list[str] = []
@@ -167,6 +168,27 @@ class StoreMachine(RuleBasedStateMachine):
     def bind_one(self, request: Request, who: Any, wait: bool, again: bool) -> None:
         self.bind(request, who, wait, again)
 
+    @rule(
+        requests=st.lists(REQUESTS, min_size=2, max_size=3),
+        who=st.randoms(use_true_random=False),
+        wait=st.booleans(),
+        again=st.booleans(),
+    )
+    def bind_together(self, requests: list[Request], who: Any, wait: bool, again: bool) -> None:
+        key, ids = self.name(), [self.name() for _ in requests]
+        first = max(requests, key=lambda request: request.priority)
+        for name, request in zip([key, *ids], [first, *requests], strict=True):
+            self.requests[name] = msgspec.structs.replace(request, priority=first.priority)
+            self.arrived.append(name)
+        self.groups[key] = ids
+        parts = [x for name, request in zip(ids, requests, strict=True) for x in (name, wire.spec_of(request))]
+        answer = self.twice(again, "bind_all", who.choice(self.alive), key, str(int(wait)), *parts)
+        assert answer[0] in ((b"granted", b"queued", b"infeasible") if wait else (b"granted", b"busy", b"infeasible"))
+        alone = [any(Room(self.pools, [], c).holds(r) for c in [*r.prefer, *r.fallback]) for r in requests]
+        assert all(alone) or answer[0] == b"infeasible"
+        there = {b.id for b in self.status().bindings} & set(ids)
+        assert there == (set(ids) if answer[0] == b"granted" else set()), "half a gang"
+
     @rule(who=st.randoms(use_true_random=False), again=st.booleans())
     @precondition(lambda self: self.known)
     def release(self, who: Any, again: bool) -> None:
@@ -186,8 +208,8 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.queued)
     def withdraw(self, who: Any, keep: bool, again: bool) -> None:
         key = who.choice(self.queued[:2])
-        target = key.removesuffix("+")
-        self.twice(again, "withdraw", key, wire.encode([target]), "1" if key != target else str(int(keep)))
+        targets = self.groups.get(key, [key.removesuffix("+")])
+        self.twice(again, "withdraw", key, wire.encode(targets), "1" if key.endswith("+") else str(int(keep)))
 
     @rule(who=st.randoms(use_true_random=False), amount=st.sampled_from([0.5, 1, 1.5, 2, 5]), again=st.booleans())
     @precondition(lambda self: any(b.owner in self.alive for b in self.known.values()))
@@ -298,7 +320,7 @@ class StoreMachine(RuleBasedStateMachine):
                 (w.id for w in status.waiting if hardware in w.classes),
                 key=lambda key: (-self.requests[key].priority, self.arrived.index(key)),
             )
-            if queue and not self.requests[queue[0]].spread:
+            if queue and not self.requests[queue[0]].spread and queue[0] not in self.groups:
                 assert not rooms[hardware].holds(self.requests[queue[0]]), "waits beside room"
 
     def teardown(self) -> None:

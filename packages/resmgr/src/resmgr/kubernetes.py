@@ -159,7 +159,7 @@ class KubernetesBackend:
         try:
             async with asyncio.timeout(timeout):
                 for body in bodies:
-                    await asyncio.to_thread(self._core.create_namespaced_pod, self._namespace, body)
+                    await _whole(self._core.create_namespaced_pod, self._namespace, body)
                 await self._running(binding, set(names))
         except BaseException as error:
             await self._delete(self._selector(binding))
@@ -257,6 +257,16 @@ class KubernetesBackend:
                 "containers": [container, *others],
             },
         }
+
+
+async def _whole(call: Callable[..., Any], *args: Any) -> None:
+    """Waits for the thread also when cancelled, so that what it makes is there to be deleted."""
+    work = asyncio.ensure_future(asyncio.to_thread(call, *args))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.gather(work, return_exceptions=True)
+        raise
 
 
 def _note(pod: PodObject, missing: set[str], gone: bool = False) -> None:
