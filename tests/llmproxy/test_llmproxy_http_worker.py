@@ -227,7 +227,7 @@ async def test_another_server_at_the_same_place_must_prove_its_version() -> None
     await worker.resume()
     lost: list[str] = []
     worker.on_lost = lost.append
-    await until(lambda: len(worker._life.idle) == 1)
+    await until(lambda: len(worker._life.pool.idle) == 1)
     await server.close()
     other = StandIn()
     await other.start(port=port)

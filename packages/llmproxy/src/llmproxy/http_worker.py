@@ -24,7 +24,8 @@ from .checks import check_request
 from .dialects import VLLM, Control, Dialect, Told
 from .errors import Aborted, DuplicateRequest, InvalidRequest, UpdateFailed, WorkerLost, WrongState
 from .http_stream import Stream
-from .upstream import Answer, Pool, call, head
+from .life import Life
+from .upstream import Pool, call, head
 from .values import (
     Ack,
     FinishReason,
@@ -59,7 +60,6 @@ class HTTPWorker:
         *,
         id: str = "",
         hardware: str = "any",
-        role: Role = "both",
         dialect: Dialect | None = None,
         loader: WeightLoader | None = None,
         model: str = "",
@@ -77,7 +77,7 @@ class HTTPWorker:
         self.pool = Pool(url)
         self.id = id or f"{self.pool.host}:{self.pool.port}"
         self.hardware = hardware
-        self.role: Role = role
+        self.role: Role = "both"
         self.dialect: Dialect = dialect or VLLM()
         self.version: int | None = version
         self.authorization = f"authorization: Bearer {api_key}\r\n".encode() if api_key else b""
@@ -88,19 +88,13 @@ class HTTPWorker:
         self._model = model
         self._context_limit = context_limit
         self._processed = processed_logprobs
-        self._watch_every = watch
-        self._silence = silence
-        self._life = Pool(url, on_closed=self._life_ended)
-        self._watching: asyncio.Task[None] | None = None
-        self._look = asyncio.Event()
-        self._same = True
+        self._life = Life(url, self.authorization, watch, silence, same=self._is_same, lost=self._fell_silent)
         self._cooling = _COOL_FIRST
         self._cool_until = 0.0
         self._streams: dict[str, Stream] = {}
         self._paused = False
         self._resumed = asyncio.Event()
         self._staged: int | None = None
-        self._updating = False
         self._starts: dict[bytes, bytes] = {}
 
     @property
@@ -124,21 +118,16 @@ class HTTPWorker:
 
     def watch(self) -> None:
         """Look for signs of life from now on."""
-        if self._watching is None and self._watch_every > 0:
-            self._watching = asyncio.create_task(self._watch())
+        self._life.watch()
 
     def look(self) -> None:
         """Something was odd: look for a sign of life now."""
-        self._look.set()
+        self._life.look()
 
     async def close(self) -> None:
         """Stop using the server. Idle connections close now, others after their answers; the server goes on."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-            self._watching = None
+        await self._life.close()
         self._lose("was closed")
-        self._life.abort()
         self.pool.close()
         if self._loader is not None:
             await self._loader.close()
@@ -173,12 +162,11 @@ class HTTPWorker:
         await self._end(request_id, interrupted=True)
 
     async def pause(self) -> None:
-        if not self._paused:
-            await self._tell(*self.dialect.pause)
-            self._paused = True
-            self._resumed.clear()
-            if not self.dialect.keeps:
-                await asyncio.gather(*(self.interrupt(id) for id in list(self._streams)))
+        await self._tell(*self.dialect.pause)  # also when paused: the server may be another one by now
+        self._paused = True
+        self._resumed.clear()
+        if not self.dialect.keeps:
+            await asyncio.gather(*(self.interrupt(id) for id in list(self._streams)))
 
     async def prefetch(self, version: int) -> None:
         if self._loader is not None:
@@ -190,7 +178,7 @@ class HTTPWorker:
             await self.prefetch(version)
         await self.pause()
         self.version = self._staged = None
-        self._updating = True
+        self._life.hushed = True
         try:
             digest = await self._load(version)
         except (WorkerLost, asyncio.CancelledError):
@@ -198,7 +186,7 @@ class HTTPWorker:
         except Exception as error:  # any other failure leaves weights of which nothing is known
             raise UpdateFailed(version, [Ack(self.id, version, error=f"{type(error).__name__}: {error}")]) from error
         finally:
-            self._updating = False
+            self._life.hushed = False
         self.version = version
         return Ack(self.id, version, digest)
 
@@ -214,7 +202,7 @@ class HTTPWorker:
         if wait > 0:
             raise WorkerLost(self.id, f"cools down for another {wait:.1f} s after server errors")
         async with self._answering():
-            await self._ask(Control("/health", None), self._life)
+            await self._ask(Control("/health", None), self._life.pool)
         self.version = await self._held()
         self.watch()
         return self.version
@@ -279,15 +267,15 @@ class HTTPWorker:
 
     def _answer(self, request: GenerateRequest, stream: Stream) -> GenerateResult | Partial:
         told = stream.told
+        if 400 <= stream.status < 500:
+            raise _callers(stream.status, stream.text)
+        if len(told.logprobs) != len(told.token_ids):
+            raise WorkerLost(self.id, f"told {len(told.logprobs)} log-probabilities of {len(told.token_ids)} tokens")
         whole = extend_partial(request, told.token_ids, told.logprobs, self._spans(told))
         if stream.interrupted and told.finish not in _ENDS:
             return whole
-        if 400 <= stream.status < 500:
-            raise _callers(stream.status, stream.text)
         if reason := stream.lost or told.error or (f"answered {stream.status}" if stream.status != 200 else ""):
             raise WorkerLost(self.id, reason, whole)
-        if len(told.logprobs) != len(told.token_ids):
-            raise WorkerLost(self.id, f"{len(told.logprobs)} log-probabilities for {len(told.token_ids)} tokens")
         if (end := _ENDS.get(told.finish)) is None:
             if told.finish == "abort":
                 raise Aborted(f"request {request.request_id} was aborted on worker {self.id}")
@@ -364,7 +352,7 @@ class HTTPWorker:
             raise _callers(answer.status, answer.body)
         if answer.status != 200:
             raise WorkerLost(self.id, f"{control.path} answered {answer.status}: {_text(answer.body)}")
-        return _decoded(answer)
+        return _decoded(answer.body)
 
     @contextlib.asynccontextmanager
     async def _answering(self) -> AsyncIterator[None]:
@@ -376,44 +364,15 @@ class HTTPWorker:
 
     # Signs of life.
 
-    async def _watch(self) -> None:
-        """Asks for one every few seconds, or when `look` says so; ends with the worker.
+    async def _is_same(self) -> str:
+        held = await self._held()
+        return "" if held == self.version else f"another server is there, which holds version {held}"
 
-        The connection is kept open between two, so that its end tells of a dead server at once.
-        """
-        alive = True
-        while True:
-            self._look.clear()
-            reason = await self._sign()
-            if reason and alive and not self._updating:
-                self._lose(reason)
-                self.version = None
-                if self.on_lost is not None:
-                    self.on_lost(reason)
-            alive = not reason
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._watch_every):
-                    await self._look.wait()
-
-    async def _sign(self) -> str:
-        """Why there is none; empty when there is one, and the server is the one that it was."""
-        same, self._same = self._same, True
-        try:
-            async with asyncio.timeout(self._silence):
-                answer = await call(self._life, "GET", "/health", b"", self.authorization)
-                if answer.status >= 500:
-                    return f"/health answered {answer.status}"
-                if not same and (held := await self._held()) != self.version:
-                    return f"another server is there, which holds version {held}"
-        except WorkerLost as error:
-            return error.reason
-        except TimeoutError:
-            return f"gave no sign of life in {self._silence} s"
-        return ""
-
-    def _life_ended(self) -> None:
-        self._same = False
-        self._look.set()
+    def _fell_silent(self, reason: str) -> None:
+        self._lose(reason)
+        self.version = None
+        if self.on_lost is not None:
+            self.on_lost(reason)
 
     def _lose(self, reason: str) -> None:
         """End what runs here with what is known of it."""
@@ -424,18 +383,14 @@ class HTTPWorker:
 
 def _callers(status: int, body: bytes) -> InvalidRequest:
     """A server's 4xx as the caller's error, naming the field where the server did."""
-    told = _decoded_bytes(body)
+    told = _decoded(body)
     error = told.get("error", told) if isinstance(told, dict) else {}
     text = (error.get("message") if isinstance(error, dict) else None) or _text(body)
     field = (error.get("param") if isinstance(error, dict) else None) or "request"
     return InvalidRequest(str(field), f"was answered {status}: {text}", "what the server takes")
 
 
-def _decoded(answer: Answer) -> Any:
-    return _decoded_bytes(answer.body)
-
-
-def _decoded_bytes(body: bytes) -> Any:
+def _decoded(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body) if body else {}
     except msgspec.DecodeError:
