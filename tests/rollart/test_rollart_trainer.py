@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import socket
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from rollart.algorithms import ObjectiveConfig
 from rollart.models import make_tiny_qwen3
 from rollart.trainers import TorchTrainer, TrainBatch, TrainerConfig, TrainerState
 from rollart.trainers.micro_batch import share
+from weightsync import FileStore, Publisher, ShardedSubscriber
 
 ALLOWED = (9, 10, 11, 12)
 CONFIG = TrainerConfig(lr=1e-2, minibatches=2, objective=ObjectiveConfig(loss="tis", entropy_coef=0.01))
@@ -170,19 +173,49 @@ def test_learning_rate_warms_up_and_decays():
     assert rates[10:] == pytest.approx([0.1] * 10)
 
 
+SHARDED = msgspec.structs.replace(
+    CONFIG,
+    checkpoint_activations=True,
+    objective=ObjectiveConfig(loss="grpo", kl_coef=0.1, outlier=3.0, entropy_coef=0.01),
+)
+
+
 def _rank(rank, port, model_dir, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    trainer = TorchTrainer(model_dir, CONFIG)
+    trainer = TorchTrainer(model_dir, SHARDED)
     trainer.train_step(make_batch(0), 0)
-    state = trainer.state_dict()
-    trainer.load_state_dict(state)
+    trainer.save(folder)
+    trainer.restore(folder)
     metrics = trainer.train_step(make_batch(1), 1)
-    state = trainer.state_dict()
+    trainer.save(folder)
+    trainer.export(folder / "exported")
+    asyncio.run(_publish(folder / f"store-{rank}", *trainer.shards()))
+    half = TorchTrainer(model_dir, msgspec.structs.replace(SHARDED, dtype="bfloat16"))
+    near = half.train_step(make_batch(0), 0)
     if rank == 0:
-        state.save(folder)
         np.save(folder / "metrics.npy", sorted(metrics.items()))
+        np.save(folder / "near.npy", sorted(near.items()))
+    assert {tensor.dtype for tensor in half.shards()[0].values()} == {torch.bfloat16}
     dist.destroy_process_group()
+
+
+async def _publish(folder, tensors, shards):
+    store = FileStore(folder)
+    await Publisher(store, bucket_bytes=4096).publish(2, tensors, shards)
+    await store.close()
+
+
+async def _pull(folders):
+    stores = [FileStore(folder) for folder in folders]
+    subscriber = ShardedSubscriber(stores, {})
+    found = {}
+    staged = await subscriber.prefetch(2, timeout=10)
+    await subscriber.commit(staged, lambda name, tensor: found.update({name: tensor.torch().clone()}))
+    await subscriber.close()
+    for store in stores:
+        await store.close()
+    return found
 
 
 @pytest.mark.real
@@ -197,9 +230,74 @@ def test_two_processes_equal_one(model_dir, tmp_path):
     for process in ranks:
         process.join(90)
         assert process.exitcode == 0
-    alone = TorchTrainer(model_dir, CONFIG)
-    metrics = [alone.train_step(make_batch(step), step) for step in range(2)][-1]
+    alone = TorchTrainer(model_dir, SHARDED)
+    first, metrics = (alone.train_step(make_batch(step), step) for step in range(2))
     shared = TrainerState.load(tmp_path).tensors
     assert distance({f"model.{k}": v for k, v in weights(alone).items()}, shared) < 2e-5
     found = {name: float(value) for name, value in np.load(tmp_path / "metrics.npy")}
     assert found == pytest.approx(metrics, rel=1e-3, abs=1e-5)
+    near = {name: float(value) for name, value in np.load(tmp_path / "near.npy")}
+    assert near["loss"] == pytest.approx(first["loss"], abs=0.02)
+    pulled = asyncio.run(_pull([tmp_path / "store-0", tmp_path / "store-1"]))
+    assert {f"model.{name}": tensor.tolist() for name, tensor in pulled.items()} == {
+        name: tensor.tolist() for name, tensor in shared.items() if name.startswith("model.")
+    }
+    again = TorchTrainer(tmp_path / "exported", SHARDED)
+    assert distance({f"model.{k}": v for k, v in weights(again).items()}, shared) == 0
+
+
+def test_activations_are_computed_again_to_the_same_gradient(model_dir):
+    kept, again = (
+        TorchTrainer(model_dir, msgspec.structs.replace(CONFIG, checkpoint_activations=value))
+        for value in (False, True)
+    )
+    assert kept.train_step(make_batch(), 0) == again.train_step(make_batch(), 0)
+    assert distance(weights(kept), weights(again)) == 0
+
+
+def test_logits_in_pieces_change_nothing(model_dir, monkeypatch):
+    whole, pieces = TorchTrainer(model_dir, CONFIG), TorchTrainer(model_dir, CONFIG)
+    monkeypatch.setattr(pieces._policy, "_logits_bytes", 3 * 16 * 4)
+    a, b = whole.train_step(make_batch(), 0), pieces.train_step(make_batch(), 0)
+    assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
+    assert distance(weights(whole), weights(pieces)) < 1e-5
+
+
+def test_bfloat16_computes_near_and_keeps_float32(model_dir):
+    whole, half = (
+        TorchTrainer(model_dir, CONFIG),
+        TorchTrainer(model_dir, msgspec.structs.replace(CONFIG, dtype="bfloat16")),
+    )
+    for step in range(3):
+        a, b = whole.train_step(make_batch(step), step), half.train_step(make_batch(step), step)
+        assert a["loss"] == pytest.approx(b["loss"], abs=0.02)
+    assert {parameter.dtype for parameter in half.model.parameters()} == {torch.float32}
+    assert {tensor.dtype for tensor in half.named_tensors().values()} == {torch.bfloat16}
+
+
+def test_several_passes_are_one_version(model_dir):
+    """The proximal policy stays that of the step's start, so the second pass sees a ratio that moved."""
+    config = msgspec.structs.replace(
+        CONFIG,
+        warmup=0,
+        ppo_epochs=3,
+        minibatch_of="groups",
+        minibatches=2,
+        objective=ObjectiveConfig(loss="decoupled_ppo"),
+    )
+    trainer = TorchTrainer(model_dir, config)
+    metrics = trainer.train_step(make_batch(), 0)
+    assert trainer.version == 1
+    assert metrics["updates"] == 6
+    once = TorchTrainer(model_dir, msgspec.structs.replace(config, ppo_epochs=1)).train_step(make_batch(), 0)
+    assert metrics["bounded"] > once["bounded"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: the CUDA path of the torch trainer is not run")
+def test_a_gpu_computes_near_the_cpu(model_dir):
+    for dtype, limit in (("float32", 1e-3), ("bfloat16", 0.05)):
+        cpu = TorchTrainer(model_dir, CONFIG)
+        gpu = TorchTrainer(model_dir, msgspec.structs.replace(CONFIG, device="cuda", dtype=dtype))
+        for step in range(3):
+            a, b = cpu.train_step(make_batch(step), step), gpu.train_step(make_batch(step), step)
+            assert a["loss"] == pytest.approx(b["loss"], abs=limit)
