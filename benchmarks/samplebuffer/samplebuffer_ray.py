@@ -4,9 +4,9 @@ Ours carries a whole life: 64 producers are coroutines of one process, each asks
 and the consumer takes batches of whole groups of 8. A peer carries items through put and get, with no tickets,
 groups, bound or ledger; its producers are one loop in one process that sends many items in a call. With 64 producers
 each peer runs twice: 64 items in a call, one of each producer, and a whole batch in a call. With one producer it
-sends an item at a time. Consumers take a batch in a call. Queues hold four batches at most. Payloads are random bytes, made
-before the measured window, the same ones again and again; that each arrives with its length is checked. Reverb
-compresses them in vain and has no switch for it.
+sends an item at a time. Consumers take a batch in a call. Queues hold four batches at most. Payloads are random
+bytes, made before the measured window, the same ones again and again; that each arrives with its length is checked.
+Reverb compresses them in vain and has no switch for it.
 
 "bare Ray" is the floor of a buffer in a Ray actor that passes references: what the calls to Ray cost alone, for one
 put, two calls and a get a batch, with no buffer behind them. All systems run in turn, round by round. Reverb and

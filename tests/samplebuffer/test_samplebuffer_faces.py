@@ -15,6 +15,7 @@ from samplebuffer import (
     Exhausted,
     InvalidConfig,
     InvalidReward,
+    InvalidState,
     NotStamped,
     SampleBuffer,
     StampOutOfRange,
@@ -184,6 +185,16 @@ async def test_misuse_is_a_typed_error_and_changes_nothing(make: Make) -> None:
     with pytest.raises(VersionWentBack, match="serves version 3"):
         await done(buf.advance(2))
     assert await done(ticket.finish("x", 1.0)) == "accepted" and (await ledger(buf)).buffered == 1
+
+
+async def test_what_is_not_a_state_is_refused(make: Make) -> None:
+    buf = make(batch_groups=1, group_size=1)
+    await run((await take(buf, 1))[0], "x")
+    state = await done(buf.state_dict())
+    wrongs: list[dict[str, Any]] = [{}, state | {"issued": 7}, state | {"limits": None}]
+    for wrong in wrongs:
+        with pytest.raises(InvalidState):
+            await done(type(buf).restore(wrong, KEYS))
 
 
 async def test_save_and_restore(make: Make) -> None:

@@ -109,20 +109,26 @@ def save(core: Core, codec: Encodes) -> dict[str, Any]:
     return builtins
 
 
-def load(data: dict[str, Any], keys: Iterable[Any], codec: Decodes, skip_drawn: bool, **options: Any) -> Core:
-    """A core in the saved state; `options` are those of `Core` that are not saved."""
+def parse(data: dict[str, Any]) -> BufferState:
+    """A saved state, once it is known to be one; else InvalidState."""
     try:
         state = msgspec.convert(data, BufferState)
-        limits = make_limits(**msgspec.structs.asdict(state.limits))
+        make_limits(**msgspec.structs.asdict(state.limits))
     except (msgspec.ValidationError, InvalidConfig) as error:
         raise InvalidState(f"not the state of a buffer: {error}") from error
     if state.format != FORMAT:
         raise InvalidState(f"the state has format {state.format}; this version reads {FORMAT}")
-    _check(state, limits)
+    _check(state)
+    return state
+
+
+def load(data: dict[str, Any], keys: Iterable[Any], codec: Decodes, skip_drawn: bool, **options: Any) -> Core:
+    """A core in the saved state; `options` are those of `Core` that are not saved."""
+    state = parse(data)
     keys = islice(iter(keys), state.drawn, None) if skip_drawn else keys
     core = Core(
         Tasks(keys, state.waiting, state.drawn),
-        limits,
+        state.limits,
         version=state.version,
         book=Book(state.issued, state.ended),
         **options,
@@ -137,8 +143,9 @@ def load(data: dict[str, Any], keys: Iterable[Any], codec: Decodes, skip_drawn: 
     return core
 
 
-def _check(state: BufferState, limits: Limits) -> None:
+def _check(state: BufferState) -> None:
     """What msgspec can not see: a state that no buffer was ever in."""
+    limits = state.limits
     samples = [sample for group in state.groups for sample in group.samples]
     oldest = limits.oldest(state.version)
     ended = sum(state.ended.values())

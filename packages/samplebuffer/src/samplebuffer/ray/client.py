@@ -24,8 +24,9 @@ from samplebuffer.limits import make_limits
 from samplebuffer.ray import wire
 from samplebuffer.ray.actor import BufferActor
 from samplebuffer.ray.link import Link
+from samplebuffer.ray.pack import packs, weight
 from samplebuffer.ray.ticket import RayTicket
-from samplebuffer.state import Decodes, Encodes
+from samplebuffer.state import Decodes, Encodes, parse
 from samplebuffer.stats import Stats
 from samplebuffer.values import Batch, Group, Ledger, Reason
 
@@ -105,15 +106,15 @@ class RayBuffer:
         length: Callable[[Any], int] | None = None,
     ) -> Self:
         """As `SampleBuffer.restore`, in a new actor; this process owns the restored payloads."""
-        payloads: list[Any] = []
-        groups = []
-        for group in saved["groups"]:
-            samples = []
-            for sample in group["samples"]:
-                samples.append(sample | {"payload": wire.encode([0, len(payloads)])})
-                payloads.append(codec.decode(sample["payload"]))
-            groups.append(group | {"samples": samples})
-        refs = [await asyncio.to_thread(ray.put, payloads)]
+        parse(saved)
+        payloads = [codec.decode(sample["payload"]) for group in saved["groups"] for sample in group["samples"]]
+        cuts = list(packs(map(weight, payloads), pack_bytes))
+        refs = [await asyncio.to_thread(ray.put, payloads[cut]) for cut in cuts]
+        places = iter([number, item] for number, cut in enumerate(cuts) for item in range(cut.stop - cut.start))
+        groups = [
+            group | {"samples": [sample | {"payload": wire.encode(next(places))} for sample in group["samples"]]}
+            for group in saved["groups"]
+        ]
         buffer = cls(None, pack_bytes=pack_bytes, linger=linger, length=length)
         options = {
             "restore": (saved | {"groups": groups}, refs, buffer._name),

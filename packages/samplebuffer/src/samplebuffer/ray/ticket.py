@@ -18,7 +18,7 @@ log = logging.getLogger("samplebuffer")
 
 
 class RayTicket:
-    """The calls are sent in order as soon as they are made; awaiting them gives the buffer's answer or its error."""
+    """What is said is sent in order, soon and together; awaiting it gives the buffer's answer or its error."""
 
     __slots__ = ("_buffer", "_callbacks", "_ended", "group_id", "id", "issued_version", "key", "member")
 
