@@ -173,8 +173,8 @@ async def test_workers_come_and_go() -> None:
         assert one.headers["x-llmproxy-worker"] == "late"
         reply = await ask(at.port, "POST", "/admin/workers", {"url": "http://127.0.0.1:1"})
         assert reply.status == 502 and "cannot connect" in reply.error["message"]
-        reply = await ask(at.port, "POST", "/admin/workers", {"url": "nowhere"})
-        assert reply.status == 400
+        for wrong in ({"url": "nowhere"}, {"url": url, "id": "a\r\nb: c"}, {"url": url, "dialect": "morse"}):
+            assert (await ask(at.port, "POST", "/admin/workers", wrong)).status == 400
         for worker in at.proxy.workers():
             await at.gateway.worker(worker).close()
         await second.close()

@@ -43,6 +43,9 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     "a budget of 0 for a chat": (CHAT, b'{"messages": [{}], "max_completion_tokens": 0}', "max_completion_tokens"),
     "a negative budget": (COMPLETE, b'{"prompt": [1], "max_tokens": -4}', "max_tokens"),
     "a budget that is no number": (COMPLETE, b'{"prompt": "a", "max_tokens": "many"}', "max_tokens"),
+    "a header in a trajectory": (COMPLETE, b'{"prompt": "a", "trajectory_id": "t\\r\\nx: y"}', "trajectory_id"),
+    "a line end after a trajectory": (COMPLETE, b'{"prompt": "a", "trajectory_id": "t\\n"}', "trajectory_id"),
+    "a trajectory that is not ASCII": (COMPLETE, b'{"prompt": "a", "trajectory_id": "\xc3\xa9"}', "trajectory_id"),
     "a prompt over the context": (GENERATE, b'{"token_ids": [' + b"1," * 99 + b"1]}", "prompt"),
     "a prompt and budget over it": (COMPLETE, b'{"prompt": [1, 2], "max_tokens": 50}', "max_tokens"),
 }

@@ -65,7 +65,11 @@ async def test_completions_and_token_ids(stream: bool) -> None:
         parameters = {"max_tokens": 5, "ignore_eos": True, "logprobs": 0}
         body = {"token_ids": [1, 2], "sampling_params": parameters, "stream": stream}
         await ask(at.port, "POST", "/inference/v1/generate", body, x_trajectory_id="t")
-        first, second = await record(at.port, "t")
+        request = {"trajectory_id": "t", "prompt_ids": [3], "max_tokens": 4, "sampling": {"ignore_eos": True}}
+        await ask(at.port, "POST", "/generate", request)
+        first, second, third = await record(at.port, "t")
+        assert third["prompt_token_ids"] == [3] and third["choices"][0]["token_ids"] == expected([3], 4)
+        assert third["choices"][0]["spans"] == [{"version": 0, "start": 0, "end": 4}]
         assert first["prompt_token_ids"] == list(b"abc") and first["choices"][0]["token_ids"] == expected(b"abc", 6)
         assert second["prompt_token_ids"] == [1, 2] and second["choices"][0]["token_ids"] == expected([1, 2], 5)
         assert [len(turn["choices"][0]["logprobs"]) for turn in (first, second)] == [6, 5]

@@ -76,6 +76,8 @@ class HTTPWorker:
         """
         self.pool = Pool(url)
         self.id = id or f"{self.pool.host}:{self.pool.port}"
+        if not (self.id.isascii() and self.id.isprintable()):
+            raise ValueError(f"worker id {self.id!r} must be printable ASCII: answers name it in a header")
         self.hardware = hardware
         self.role: Role = "both"
         self.dialect: Dialect = dialect or VLLM()

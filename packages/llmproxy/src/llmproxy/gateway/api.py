@@ -22,6 +22,7 @@ from llmproxy.values import Ack, GenerateRequest
 
 from .bodies import decode
 from .client import Client, Request
+from .recording import of_generation
 from .refusals import Refusal, Response, json_response, refusal
 
 if TYPE_CHECKING:
@@ -156,7 +157,11 @@ class API:
             raise Refusal(
                 409, "DuplicateRequest", f"{asked.trajectory_id!r} is in flight", "trajectory_id", "one at a time"
             )
-        return json_response(await self._gateway.proxy.generate(asked))
+        result = await self._gateway.proxy.generate(asked)
+        if self._gateway.recorder is not None:
+            kept = of_generation(asked, result, request.body)
+            self._gateway.recorder.keep(asked.trajectory_id, kept, self._gateway.now())
+        return json_response(result)
 
     # Records.
 

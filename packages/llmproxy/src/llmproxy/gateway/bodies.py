@@ -18,6 +18,8 @@ from .refusals import Refusal
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 """A token id of some vocabulary; which one, the engine knows. Checked while it is decoded, which costs nothing."""
+Name = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[\x20-\x7e]*\Z")]
+"""What may also stand in a header."""
 _MISSING = re.compile("field `(.*)`")
 """The field that msgspec says is missing or unknown."""
 _BYTES_A_TOKEN = 4
@@ -27,16 +29,16 @@ _BYTES_A_TOKEN = 4
 class _Completion(Struct):
     prompt: msgspec.Raw = msgspec.Raw(b"null")
     max_tokens: int | None = None
-    trajectory_id: str = ""
-    task: str = ""
+    trajectory_id: Name = ""
+    task: Name = ""
 
 
 class _Chat(Struct):
     messages: list[msgspec.Raw]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    trajectory_id: str = ""
-    task: str = ""
+    trajectory_id: Name = ""
+    task: Name = ""
 
 
 class _Parameters(Struct, frozen=True):
@@ -46,8 +48,8 @@ class _Parameters(Struct, frozen=True):
 class _Generate(Struct):
     token_ids: list[Id]
     sampling_params: _Parameters = _Parameters()
-    trajectory_id: str = ""
-    task: str = ""
+    trajectory_id: Name = ""
+    task: Name = ""
 
 
 class Facts(Struct):

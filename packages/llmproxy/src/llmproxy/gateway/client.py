@@ -278,6 +278,7 @@ class Client(asyncio.Protocol):
         self.answering = self.exchange = self.task = None
         if self.closes and not self._queue:
             self._deaf = True
+            self.deadline = self._gateway.clock + self._gateway.config.stall_timeout
             self.transport.close()
         elif self._queue:
             self._answer(self._queue.popleft())
@@ -298,6 +299,7 @@ class Client(asyncio.Protocol):
         """Close in the middle of an answer, so that nobody takes it for a whole one."""
         self._deaf = True
         self.exchange = None
+        self.deadline = self._gateway.clock + _LINGER
         self.transport.close()
 
     def expired(self) -> None:

@@ -123,6 +123,8 @@ class Exchange:
         self.status = status = upstream.status
         if status >= 500:
             gateway.troubled(slot, status)
+            if self.slot is not slot:
+                return  # that fenced the worker, and took this request away from it
             if self._errors == 0 and gateway.others(slot):
                 self._errors += 1
                 gateway.worker(slot).pool.cancel(self)

@@ -12,15 +12,14 @@ all when an update came between.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from .config import GatewayConfig
+from llmproxy.values import GenerateRequest, GenerateResult
 
-if TYPE_CHECKING:
-    from .exchange import Exchange
+from .config import GatewayConfig
 
 _ASKING = {
     b"/v1/completions": b'"return_token_ids":true,"logprobs":0,',
@@ -115,25 +114,14 @@ class Recorder:
         inner = rest[1:].lstrip(b" \t\r\n")
         return b"{" + (wish[:-1] if inner[:1] == b"}" else wish) + inner
 
-    def keep(self, exchange: Exchange, status: int, whole: bool, version: int, seconds: float, now: float) -> None:
-        kept = Kept(
-            exchange.request.request_id,
-            exchange.endpoint,
-            exchange.worker,
-            status,
-            whole,
-            seconds,
-            exchange.version,
-            version,
-            exchange.incoming.body,
-            exchange.answer or [],
-        )
-        track = self._tracks.setdefault(exchange.request.trajectory_id, _Track([], 0, now))
+    def keep(self, id: str, kept: Kept, now: float) -> None:
+        """Remember a request of trajectory `id`."""
+        track = self._tracks.setdefault(id, _Track([], 0, now))
         track.turns.append(kept)
         track.size += kept.size
         track.touched = now
         self.size += kept.size
-        self._tracks.move_to_end(exchange.request.trajectory_id)
+        self._tracks.move_to_end(id)
         while self._tracks and (
             len(self._tracks) > self._config.record_count or self.size > self._config.record_bytes
         ):
@@ -162,10 +150,26 @@ class Recorder:
         self.dropped += 1
 
 
+def of_generation(asked: GenerateRequest, result: GenerateResult, body: bytes) -> Kept:
+    """A generation that the proxy carried, in the words of an engine."""
+    choice = {
+        "index": 0,
+        "token_ids": result.token_ids,
+        "logprobs": {"token_logprobs": result.logprobs},
+        "weight_versions": result.spans,
+        "finish_reason": result.finish_reason,
+    }
+    answer = msgspec.json.encode({"choices": [choice], "prompt_token_ids": asked.prompt_ids})
+    seconds = result.timing.queued + result.timing.running
+    versions = [span.version for span in result.spans]
+    first, last = min(versions, default=0), max(versions, default=0)
+    return Kept(asked.request_id, "/generate", result.worker, 200, True, seconds, first, last, body, [answer])
+
+
 def decode(kept: Kept) -> Turn:
     """Read what passed. What cannot be read is left out, never guessed."""
     asked = _json(kept.body)
-    parameters = asked.get("sampling_params", asked) if isinstance(asked, dict) else {}
+    parameters = asked.get("sampling_params") or asked.get("sampling") or asked if isinstance(asked, dict) else {}
     sampling = {name: parameters[name] for name in _SAMPLING if name in parameters} if parameters else {}
     turn = Turn(
         kept.request_id,

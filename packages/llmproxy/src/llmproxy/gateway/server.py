@@ -32,7 +32,7 @@ from .client import Client, Request
 from .config import GatewayConfig
 from .exchange import Exchange
 from .metrics import Metrics
-from .recording import Recorder
+from .recording import Kept, Recorder
 from .refusals import Refusal, Response, refusal
 
 _log = logging.getLogger(__name__)
@@ -244,7 +244,19 @@ class Gateway:
         seconds = self._loop.time() - exchange.since
         self.metrics.answered(exchange.endpoint, status, exchange.worker if whole else "", seconds)
         if exchange.answer is not None and self.recorder is not None:
-            self.recorder.keep(exchange, status, whole, self.proxy.version, seconds, self._loop.time())
+            kept = Kept(
+                exchange.request.request_id,
+                exchange.endpoint,
+                exchange.worker,
+                status,
+                whole,
+                seconds,
+                exchange.version,
+                self.proxy.version,
+                exchange.incoming.body,
+                exchange.answer,
+            )
+            self.recorder.keep(exchange.request.trajectory_id, kept, self._loop.time())
 
     def find(self, id: str) -> Exchange | None:
         """By trajectory, or by request."""
