@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,16 +20,34 @@ def test_a_delta_makes_the_old_the_new(data: st.DataObject, width: int, count: i
     changed = rng.random(count) < density
     new.view(f"u{width}")[changed] ^= 1
     base, runs = old.copy(), [(width, old.size)]
-    payload, found = delta.encode(runs, old, new)
+    parts, found = delta.encode(runs, old, lambda start, stop: new[start:stop])
     assert np.array_equal(old, new) and found == changed.sum()
-    if payload:
+    if parts:
         for _ in range(2):
-            delta.apply(runs, base, np.frombuffer(payload, np.uint8))
+            delta.apply(runs, base, np.concatenate(parts))
             assert np.array_equal(base, new)
-    elif payload == b"":
+    elif parts is not None:
         assert found == 0
     else:
         assert found * (width + 1) > 0.5 * new.size
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(1, 60)), max_size=6), st.integers(0, 99))
+def test_runs_and_blocks_of_any_kind(shape: list[tuple[int, int]], percent: int) -> None:
+    """Several widths in a bucket, and blocks so small that changes of a run lie in many."""
+    runs = [(width, 64 * count) for width, count in shape]
+    rng = np.random.default_rng(percent)
+    old = rng.integers(0, 256, sum(size for _, size in runs), dtype=np.uint8)
+    new = np.where(rng.integers(0, 300, old.size) < percent, old ^ 1, old).astype(np.uint8)
+    base = old.copy()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delta, "_COMPARED", 64)
+        patch.setattr(delta, "_BLOCK", 7)
+        parts, _ = delta.encode(runs, old, lambda start, stop: new[start:stop])
+        assert np.array_equal(old, new)
+        if parts:
+            delta.apply(runs, base, np.concatenate(parts))
+            assert np.array_equal(base, new)
 
 
 @pytest.mark.parametrize(("width", "limit"), [(2, 0.017), (1, 0.023), (4, 0.014)])
@@ -38,8 +58,8 @@ def test_size_at_one_percent(width: int, limit: float) -> None:
     words = new.view(f"u{width}")
     where = rng.random(words.size) < 0.01
     words[where] = rng.integers(0, 256, int(where.sum()) * width, dtype=np.uint8).view(f"u{width}")
-    payload, _ = delta.encode([(width, old.size)], old, new)
-    assert payload is not None and len(payload) <= limit * new.size
+    parts, _ = delta.encode([(width, old.size)], old, lambda start, stop: new[start:stop])
+    assert parts is not None and sum(part.size for part in parts) <= limit * new.size
 
 
 @given(st.binary(max_size=60))
@@ -52,10 +72,23 @@ def test_rubbish_is_refused(payload: bytes) -> None:
 def test_a_position_outside_of_the_bucket_is_refused() -> None:
     old, new = np.zeros(4096, np.uint8), np.zeros(4096, np.uint8)
     new[4000] = 1
-    payload, _ = delta.encode([(1, 4096)], old, new)
-    assert payload
+    parts, _ = delta.encode([(1, 4096)], old, lambda start, stop: new[start:stop])
+    assert parts
     with pytest.raises(CorruptBucket, match="does not decode"):
-        delta.apply([(1, 64)], np.zeros(64, np.uint8), np.frombuffer(payload, np.uint8))
+        delta.apply([(1, 64)], np.zeros(64, np.uint8), np.concatenate(parts))
+
+
+@given(st.integers(0, 400), st.integers(0, 255))
+def test_a_payload_that_was_touched_is_refused_or_harmless(where: int, value: int) -> None:
+    """Nothing but CorruptBucket comes out, whatever a byte is made into; the checksum afterwards tells the rest."""
+    old = np.arange(8192, dtype=np.uint16).view(np.uint8).copy()
+    new = old.copy()
+    new[::64] ^= 9
+    base, runs = old.copy(), [(2, old.size)]
+    payload = np.concatenate(delta.encode(runs, old, lambda start, stop: new[start:stop])[0] or [])
+    payload[where % payload.size] = value
+    with contextlib.suppress(CorruptBucket):
+        delta.apply(runs, base, payload)
 
 
 async def publish_series(store: MemoryStore, count: int, **options: int) -> tuple[Publisher, np.ndarray]:

@@ -14,13 +14,18 @@ from weightsync import (
     Load,
     MemoryStore,
     Part,
+    Plan,
     Publisher,
     Shard,
     ShardedSubscriber,
     Subscriber,
     Tensor,
+    TensorMeta,
     VersionTimeout,
 )
+from weightsync.checksum import LEAF_BYTES
+from weightsync.handover import in_leaves
+from weightsync.tensors import Bytes
 
 RNG = np.random.default_rng(0)
 # Name, shape, and the dimension that is split, as in a transformer.
@@ -102,13 +107,64 @@ async def test_any_degrees_and_bucket_size(trainers: int, readers: int, blocks: 
     await check(trainers, readers, 64 * blocks)
 
 
+class CountingStore(MemoryStore):
+    """Remembers which bytes of buckets were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_ranges: list[tuple[str, int, int]] = []
+
+    async def get_into(self, key: str, offset: int, buffer: Bytes) -> None:
+        self.read_ranges.append((key, offset, offset + buffer.size))
+        await super().get_into(key, offset, buffer)
+
+    @property
+    def read_bytes(self) -> int:
+        return sum(stop - start for _, start, stop in self.read_ranges)
+
+
+@pytest.mark.parametrize("bucket_bytes", [LEAF_BYTES, 1 << 30])
+@pytest.mark.parametrize(("trainers", "readers"), [(4, 2), (2, 4), (1, 2)])
+async def test_readers_fetch_the_byte_ranges_they_need(trainers: int, readers: int, bucket_bytes: int) -> None:
+    """Whatever the bucket size: all readers together read each byte once, and what every rank has from the first."""
+    shape = {"w": (16 * LEAF_BYTES // 64, 64), "v": (8 * LEAF_BYTES // 64, 64)}
+    rng = np.random.default_rng(0)
+    full = {name: rng.integers(0, 256, size, dtype=np.uint8) for name, size in shape.items()}
+    norm = np.arange(16, dtype=np.float32)
+    stores = [CountingStore() for _ in range(trainers)]
+    for rank, store in enumerate(stores):
+        tensors: dict[str, np.ndarray] = {"norm": norm}
+        shards = {}
+        for name, array in full.items():
+            tensors[name], span = cut(array, 0, rank, trainers)
+            assert span is not None
+            shards[name] = Shard(0, span[0], len(array))
+        await Publisher(store, bucket_bytes=bucket_bytes).publish(0, tensors, shards)
+    for rank in range(readers):
+        wanted = {name: Part(0, rank * len(a) // readers, (rank + 1) * len(a) // readers) for name, a in full.items()}
+        subscriber = ShardedSubscriber(stores, wanted)
+        before = sum(store.read_bytes for store in stores)
+        found: dict[str, np.ndarray] = {}
+        staged = await subscriber.prefetch(0)
+        await subscriber.commit(staged, keep(found))
+        for name, array in full.items():
+            assert np.array_equal(found[name], array[wanted[name].start : wanted[name].stop])
+        assert np.array_equal(found["norm"], norm)
+        read = sum(store.read_bytes for store in stores) - before
+        # Shards begin a few bytes behind a leaf, because the norm lies before them: a leaf more for each that is cut.
+        cuts = len(full) * (1 + trainers // readers) + 1
+        assert 24 * LEAF_BYTES // readers <= read <= 24 * LEAF_BYTES // readers + cuts * LEAF_BYTES
+        assert read == sum(each.wire_bytes for each in staged)
+        await subscriber.close()
+
+
 async def test_readers_fetch_only_the_buckets_they_need() -> None:
     store = MemoryStore()
     array = np.arange(1024, dtype=np.float32).reshape(64, 16)
     await Publisher(store, bucket_bytes=256).publish(0, {"w": array})
     subscriber = ShardedSubscriber([store], {"w": Part(0, 16, 32)})
     (staged,) = await subscriber.prefetch(0)
-    assert staged.wire_bytes == array.nbytes // 4 and staged.buckets == list(range(4, 8))
+    assert staged.wire_bytes == array.nbytes // 4 and list(staged.ranges) == list(range(4, 8))
     found: list[np.ndarray] = []
     report = await subscriber.commit([staged], lambda name, tensor: found.append(tensor.numpy().copy()))
     assert np.array_equal(found[0], array[16:32]) and report.content_bytes == array.nbytes // 4
@@ -116,6 +172,29 @@ async def test_readers_fetch_only_the_buckets_they_need() -> None:
     with pytest.raises(CorruptBucket, match="bucket 5"):
         await subscriber.commit([staged], lambda name, tensor: None)
     await subscriber.close()
+
+
+@given(st.data(), st.integers(1, 6), st.integers(1, 40))
+def test_leaves_cover_spans_and_little_more(data: st.DataObject, bucket_leaves: int, size: int) -> None:
+    """Every byte of every span, no leaf without one, in ranges that are apart."""
+    bucket, total = bucket_leaves * LEAF_BYTES // 2, size * LEAF_BYTES // 4
+    plan = Plan((TensorMeta("w", "uint8", (total,)),), bucket)
+    edges = data.draw(st.lists(st.integers(0, total), min_size=2, max_size=8).map(sorted))
+    spans = [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=False) if start < stop]
+    wanted = {
+        (byte // bucket, byte % bucket // LEAF_BYTES)
+        for start, stop in spans
+        for byte in (*range(start, stop, LEAF_BYTES // 4), stop - 1)
+    }
+    found: set[tuple[int, int]] = set()
+    for index, ranges in in_leaves(plan, spans).items():
+        ends = [-1]
+        for start, stop in ranges:
+            assert ends[-1] < start < stop <= plan.size(index) and start % LEAF_BYTES == 0
+            assert stop % LEAF_BYTES == 0 or stop == plan.size(index)
+            ends.append(stop)
+            found.update((index, leaf) for leaf in range(start // LEAF_BYTES, -(-stop // LEAF_BYTES)))
+    assert found == wanted
 
 
 async def test_a_version_is_there_when_every_rank_has_published_it() -> None:
@@ -153,7 +232,7 @@ async def test_missing_shards_and_parts_outside_are_named(memory: MemoryStore) -
 
 async def test_a_version_staged_in_part_is_not_committed_whole(memory: MemoryStore) -> None:
     await Publisher(memory, bucket_bytes=64).publish(0, {"w": np.ones(64)})
-    subscriber = Subscriber(memory, needs=lambda manifest: [1])
+    subscriber = Subscriber(memory, needs=lambda plan: {1: [(0, 64)]})
     with pytest.raises(BadTensor, match="in part"):
         await subscriber.commit(await subscriber.prefetch(0), ignore)
     await subscriber.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,6 +121,49 @@ async def test_another_process_reads_byte_for_byte(shared: Store, url: str) -> N
         if reader.returncode is None:
             reader.kill()
             await reader.wait()
+
+
+WRITER = """
+import asyncio, sys
+import numpy as np
+from weightsync import FileStore
+
+async def main():
+    store = FileStore(sys.argv[1], durable=False)
+    print("ready", flush=True)
+    sys.stdin.read(1)
+    value = np.full(70_000, int(sys.argv[2]), np.uint8)
+    for number in range(200):
+        await store.put(f"k{number}", [value])
+        await store.replace("value", value.tobytes())
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.real
+async def test_writers_of_one_key_wait_for_each_other(tmp_path: Path) -> None:
+    """One of the objects that are written at once stays; nobody fails, and no reader sees a mixture."""
+    command, pipe = (sys.executable, "-c", WRITER, str(tmp_path)), asyncio.subprocess.PIPE
+    writers = [
+        await asyncio.create_subprocess_exec(*command, str(number), stdin=pipe, stdout=pipe) for number in range(3)
+    ]
+    for writer in writers:
+        assert writer.stdout and await writer.stdout.readline() == b"ready\n"
+    for writer in writers:
+        assert writer.stdin
+        writer.stdin.write(b"g")
+        writer.stdin.close()
+    store = open_store(f"file:{tmp_path}")
+    while any(writer.returncode is None for writer in writers):
+        value = await store.read("value")
+        assert value is None or (len(value) == 70_000 and len(set(value)) == 1)
+        await asyncio.sleep(0.01)
+    assert [writer.returncode for writer in writers] == [0] * 3
+    for number in range(200):
+        data = await store.get(f"k{number}")
+        assert data is not None and len(data) == 70_000 and len(set(data)) == 1
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
 async def test_a_full_store_says_so_and_recovers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from weightsync import (
     Subscriber,
     Superseded,
     Tensor,
+    TensorMeta,
     VersionGone,
     VersionTimeout,
 )
@@ -171,12 +173,13 @@ async def test_commit_loads_every_name_or_nothing(store: CountingStore) -> None:
     assert np.array_equal(found["tied"], array) and found["b"] == 3
 
     class Load:
-        names = frozenset({"a", "more"})
+        def check(self, metas: Sequence[TensorMeta]) -> None:
+            raise BadTensor(f"not {metas[0].name!r}")
 
         def __call__(self, name: str, tensor: Tensor) -> None:
             raise AssertionError("nothing is loaded")
 
-    with pytest.raises(BadTensor, match="'more'"):
+    with pytest.raises(BadTensor, match="not 'a'"):
         await subscriber.commit(staged, Load())
     await subscriber.close()
 

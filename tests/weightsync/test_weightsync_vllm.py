@@ -69,12 +69,15 @@ def reference(model: Any, prompt: list[int], tokens: list[int]) -> list[float]:
 
 
 class Generation:
-    def __init__(self, engine: Any, name: str, prompt: list[int], count: int) -> None:
+    def __init__(
+        self, engine: Any, name: str, prompt: list[int], count: int, grew: asyncio.Condition | None = None
+    ) -> None:
         self.prompt = prompt
+        self.count = count
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.spans: list[Any] = []
-        self.grew = asyncio.Condition()
+        self.grew = grew or asyncio.Condition()
         self.task = asyncio.create_task(self._run(engine, name, count))
 
     async def _run(self, engine: Any, name: str, count: int) -> None:
@@ -97,9 +100,10 @@ class Generation:
             async with self.grew:
                 self.grew.notify_all()
 
-    async def reached(self, count: int) -> None:
-        async with self.grew:
-            await self.grew.wait_for(lambda: len(self.tokens) >= count)
+    @property
+    def in_the_middle(self) -> bool:
+        """So far from its end that an update comes first."""
+        return 5 <= len(self.tokens) < self.count // 2
 
 
 @pytest.fixture
@@ -154,23 +158,57 @@ async def update(engine: Any, loader: Any, version: int) -> str:
     return digest
 
 
+class Traffic:
+    """Several generations run at any time; one that ends is followed by another."""
+
+    def __init__(self, engine: Any, streams: int) -> None:
+        self._engine = engine
+        self._open = True
+        self._grew = asyncio.Condition()
+        self.all: list[Generation] = []
+        self._streams = [asyncio.create_task(self._stream(number)) for number in range(streams)]
+
+    async def _stream(self, number: int) -> None:
+        while self._open:
+            name, prompt = f"stream-{number}-{len(self.all)}", [5 + number, 9 + len(self.all), 17]
+            self.all.append(Generation(self._engine, name, prompt, 200 + 40 * number, self._grew))
+            await self.all[-1].task
+
+    async def running(self) -> None:
+        """Wait until some stream is in the middle of a generation."""
+        async with self._grew:
+            await self._grew.wait_for(lambda: any(each.in_the_middle for each in self.all[-len(self._streams) :]))
+
+    async def end(self) -> None:
+        self._open = False
+        await asyncio.gather(*self._streams)
+
+
 async def check_in_flight(parts: tuple[Any, Any, Publisher, Any], versions: range) -> None:
-    """Each update lands in the middle of a generation, and what follows it has the new version's probabilities."""
+    """Every token of every generation has the log-probability of the version that its span names."""
     from weightsync.torch import named_tensors
 
     model, engine, publisher, loader = parts
+    weights = {}
+    traffic = Traffic(engine, 3)
     for version in versions:
-        generation = Generation(engine, f"flight-{version}", [5 + version, 9, 17, 3], 200)
-        await generation.reached(10)
+        await traffic.running()
         perturb(model, version)
+        weights[str(version)] = {name: tensor.clone() for name, tensor in named_tensors(model).items()}
         manifest = await publisher.publish(version, named_tensors(model))
         assert await update(engine, loader, version) == manifest.digest
-        await generation.task
-        last = generation.spans[-1]
-        assert last.version == str(version) and last.end - last.start > 50
-        expected = reference(model, generation.prompt, generation.tokens)
-        assert generation.logprobs[last.start :] == pytest.approx(expected[last.start :], abs=1e-4)
         await check_fresh(model, engine, f"fresh-{version}")
+    await traffic.end()
+    crossed: set[str] = set()
+    for served, state in weights.items():
+        model.load_state_dict(state)
+        for generation in traffic.all:
+            for span in generation.spans:
+                if span.version == served:
+                    expected = reference(model, generation.prompt, generation.tokens)[span.start : span.end]
+                    assert generation.logprobs[span.start : span.end] == pytest.approx(expected, abs=1e-4), served
+                    crossed.update([served] if span.start else [])
+    assert crossed == weights.keys(), "every update landed in the middle of a generation"
 
 
 async def check_fresh(model: Any, engine: Any, name: str) -> None:
@@ -237,7 +275,7 @@ async def test_tied_embeddings(engine_parts: tuple[Any, Any, Publisher, Any]) ->
 
 
 @pytest.mark.parametrize("engine_parts", [False], indirect=True, ids=["untied"])
-async def test_five_updates_with_generations_in_flight(engine_parts: tuple[Any, Any, Publisher, Any]) -> None:
-    await check_in_flight(engine_parts, range(1, 6))
-    await check_refused_before_loading(engine_parts, 6)
-    await check_reloadable_after_half_a_load(engine_parts, 7)
+async def test_twenty_updates_with_generations_in_flight(engine_parts: tuple[Any, Any, Publisher, Any]) -> None:
+    await check_in_flight(engine_parts, range(1, 21))
+    await check_refused_before_loading(engine_parts, 21)
+    await check_reloadable_after_half_a_load(engine_parts, 22)

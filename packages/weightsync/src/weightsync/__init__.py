@@ -21,11 +21,11 @@ from weightsync.errors import (
 from weightsync.files import FileStore
 from weightsync.inspection import VersionInfo, inspect
 from weightsync.manifest import Bucket, Manifest, Plan, Shard, TensorMeta
-from weightsync.publisher import Publisher, Push
+from weightsync.publisher import Publisher, PublisherStats, Push
 from weightsync.sharding import Part, ShardedSubscriber
 from weightsync.shm import SharedMemoryStore
 from weightsync.store import MemoryStore, Store
-from weightsync.subscriber import Commit, Load, Staged, Subscriber
+from weightsync.subscriber import Commit, Load, Staged, Subscriber, SubscriberStats
 from weightsync.tensors import Tensor
 from weightsync.throttle import ThrottledStore
 from weightsync.urls import open_store
@@ -48,6 +48,7 @@ __all__ = [
     "Part",
     "Plan",
     "Publisher",
+    "PublisherStats",
     "Push",
     "Shard",
     "ShardedSubscriber",
@@ -58,6 +59,7 @@ __all__ = [
     "StoreFull",
     "StoreUnavailable",
     "Subscriber",
+    "SubscriberStats",
     "Superseded",
     "Tensor",
     "TensorMeta",

@@ -49,7 +49,7 @@ class Fenced(WeightSyncError):
 
 
 class VersionTimeout(WeightSyncError, TimeoutError):
-    """Raised when a version does not appear within the deadline; says which one is the latest."""
+    """Raised when a version is not published, or does not appear, within the deadline; says what is there."""
 
 
 class VersionGone(WeightSyncError):
@@ -77,7 +77,7 @@ class StoreFull(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """Raised when a store does not answer, or the library or process it needs is missing."""
+    """Raised when a store does not answer, or a library or process that it needs is missing."""
 
 
 class EngineRefused(WeightSyncError):

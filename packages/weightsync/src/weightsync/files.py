@@ -1,14 +1,19 @@
 """A store made of files, in a folder of any file system.
 
 An object is written under a hidden name and then renamed, so that it appears whole or not at all, and what a
-killed writer left is removed together with its key (`test_weightsync_faults.py`).
+killed writer left is removed together with its key (`test_weightsync_faults.py`). Writers of one key wait for each
+other by a lock on the hidden file, which the kernel takes back from the dead
+(`test_weightsync_stores.py::test_writers_of_one_key_wait_for_each_other`).
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import io
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from weightsync.blocking import in_thread
@@ -47,7 +52,7 @@ class FileStore:
         return await in_thread(lambda: [self._path(key).exists() for key in keys])
 
     async def replace(self, key: str, value: bytes) -> None:
-        await in_thread(self._write, key, [value])
+        await in_thread(self._write, key, [value], False)
 
     async def read(self, key: str) -> bytes | None:
         return await in_thread(self._get, key)
@@ -72,18 +77,23 @@ class FileStore:
 
     def _put(self, key: str, parts: Sequence[Bytes]) -> None:
         if not self._path(key).exists():
-            self._write(key, [part.data for part in parts if part.size])
+            self._write(key, [part.data for part in parts if part.size], True)
 
-    def _write(self, key: str, parts: Sequence[bytes | memoryview]) -> None:
+    def _write(self, key: str, parts: Sequence[bytes | memoryview], once: bool) -> None:
+        """Write the value; with `once`, an object that exists stays as it is."""
         hidden = self._path(f".{key}.part")
         size = sum(len(part) for part in parts)
         try:
-            with open(hidden, "wb", buffering=0) as file:
+            with _locked(hidden) as file:
+                if once and self._path(key).exists():
+                    hidden.unlink()
+                    return
+                file.truncate()
                 for batch in _batches(parts):
                     _write_all(file.fileno(), batch)
                 if self._durable:
                     os.fsync(file.fileno())
-            os.rename(hidden, self._path(key))
+                os.rename(hidden, self._path(key))
         except OSError as error:
             hidden.unlink(missing_ok=True)
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -115,6 +125,26 @@ class FileStore:
         for key in keys:
             self._path(key).unlink(missing_ok=True)
             self._path(f".{key}.part").unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[io.FileIO]:
+    """The file of this name, locked; made if there is none."""
+    while True:
+        with open(path, "ab", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Whoever held the lock has renamed the file by now, unless it died.
+            if _is_file_of(file, path):
+                file.seek(0)
+                yield file
+                return
+
+
+def _is_file_of(file: io.FileIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _batches(parts: Sequence[bytes | memoryview]) -> Iterator[list[memoryview]]:

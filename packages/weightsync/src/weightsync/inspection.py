@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from weightsync.blocking import in_thread
-from weightsync.checksum import checksum
 from weightsync.errors import StoreError, StoreUnavailable
+from weightsync.handover import is_published
 from weightsync.index import INDEX, Index
 from weightsync.manifest import Manifest, Plan, manifest_key
 from weightsync.store import Store
@@ -72,4 +72,4 @@ async def _good(store: Store, manifest: Manifest, number: int) -> bool:
         raise
     except StoreError:
         return False
-    return await in_thread(checksum, [buffer]) == bucket.wire_digest
+    return await in_thread(is_published, bucket, 0, buffer)

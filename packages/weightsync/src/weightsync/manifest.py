@@ -9,7 +9,7 @@ once (`test_weightsync_manifest.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -51,12 +51,14 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True):
     """A bucket's content checksum, and the size and checksum of the object that brings it.
 
     With `delta` the object holds changes on the same bucket of the manifest's base version; no bytes, no change.
+    `leaves` are the checksums that `digest` is made of, one for each `checksum.LEAF_BYTES` of content.
     """
 
     digest: str
     wire_bytes: int
     wire_digest: str
     delta: bool = False
+    leaves: bytes = b""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +131,8 @@ class Plan:
         self.bucket_bytes = bucket_bytes
         self.offsets: list[int] = []
         self._place(tensors)
+        self._pieces: list[list[Piece]] | None = None
+        self._runs: list[list[tuple[int, int]]] | None = None
 
     def _place(self, tensors: Sequence[TensorMeta]) -> None:
         seen: dict[str, int] = {}
@@ -160,33 +164,40 @@ class Plan:
 
     def runs(self) -> list[list[tuple[int, int]]]:
         """Each bucket as stretches `(element size, bytes)` of equally wide elements, padding included."""
-        runs: list[list[tuple[int, int]]] = []
-        for index, pieces in enumerate(self.pieces()):
-            # Elements of 16 bytes compare as two of 8.
-            widths = [min(8, ITEMSIZE[self.tensors[piece.tensor].dtype]) for piece in pieces]
-            ends = [piece.offset for piece in pieces[1:]] + [self.size(index)]
-            merged: list[tuple[int, int]] = []
-            for width, begin, end in zip(widths, [0, *ends[:-1]], ends, strict=True):
-                if merged and merged[-1][0] == width:
-                    merged[-1] = (width, merged[-1][1] + end - begin)
-                else:
-                    merged.append((width, end - begin))
-            runs.append(merged)
-        return runs
+        if self._runs is None:
+            self._runs = [self._stretches(index, pieces) for index, pieces in enumerate(self.pieces())]
+        return self._runs
 
-    def pieces(self) -> Iterator[list[Piece]]:
-        """The pieces of each bucket in turn; what no piece covers is padding, and zero."""
+    def pieces(self) -> list[list[Piece]]:
+        """The pieces of each bucket in order; what no piece covers is padding, and zero."""
+        if self._pieces is None:
+            self._pieces = self._cut()
+        return self._pieces
+
+    def _stretches(self, index: int, pieces: list[Piece]) -> list[tuple[int, int]]:
+        # Elements of 16 bytes compare as two of 8.
+        widths = [min(8, ITEMSIZE[self.tensors[piece.tensor].dtype]) for piece in pieces]
+        ends = [piece.offset for piece in pieces[1:]] + [self.size(index)]
+        merged: list[tuple[int, int]] = []
+        for width, begin, end in zip(widths, [0, *ends[:-1]], ends, strict=True):
+            if merged and merged[-1][0] == width:
+                merged[-1] = (width, merged[-1][1] + end - begin)
+            else:
+                merged.append((width, end - begin))
+        return merged
+
+    def _cut(self) -> list[list[Piece]]:
         buckets: list[list[Piece]] = [[] for _ in range(len(self))]
         for number, (meta, offset) in enumerate(zip(self.tensors, self.offsets, strict=True)):
             if meta.tied_to:
                 continue
-            start = 0
-            while start < meta.nbytes:
+            start, nbytes = 0, meta.nbytes
+            while start < nbytes:
                 index, into = divmod(offset + start, self.bucket_bytes)
-                stop = min(meta.nbytes, start + self.bucket_bytes - into)
+                stop = min(nbytes, start + self.bucket_bytes - into)
                 buckets[index].append(Piece(number, start, stop, into))
                 start = stop
-        yield from buckets
+        return buckets
 
 
 def _check(meta: TensorMeta, seen: dict[str, int], tensors: Sequence[TensorMeta]) -> None:

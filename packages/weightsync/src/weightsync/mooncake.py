@@ -32,6 +32,8 @@ _NO_SPACE = -200
 _MISSING = -704
 # An object whose writer has not finished, or died: to a reader it does not exist yet.
 _NOT_READY = -703
+# The process that lends the memory does not answer.
+_TRANSFER_FAILED = -800
 _UNREACHABLE = range(-999, -899)
 _FIRST_PAUSE = 0.005
 _SEQUENCE_BYTES = 8
@@ -70,6 +72,8 @@ class MooncakeStore:
         self._sequence: dict[str, int] = {}
         # register_buffer counts no references: one buffer at a time per address.
         self._registering = threading.Lock()
+        # A transfer is waited for by a thread that spins; two at a time take each other's cores.
+        self._putting = asyncio.Lock()
         self._pin = library.ReplicateConfig()
         self._pin.with_hard_pin = True
         self._client: Any = library.MooncakeDistributedStore()
@@ -79,7 +83,8 @@ class MooncakeStore:
             raise StoreUnavailable(f"the Mooncake store at {master} refused this client (code {code})")
 
     async def put(self, key: str, parts: Sequence[Bytes]) -> None:
-        await in_thread(self._put, key, parts)
+        async with self._putting:
+            await in_thread(self._put, key, parts)
 
     async def get_into(self, key: str, offset: int, buffer: Bytes) -> None:
         await in_thread(self._get_into, key, offset, buffer)
@@ -123,9 +128,15 @@ class MooncakeStore:
             raise StoreFull(f"no room for {key!r} of {size} bytes in {where}: lend larger segments, or keep fewer")
         if code in (_MISSING, _NOT_READY):
             raise Missing(f"{key!r} is not in {where}")
+        if code == _TRANSFER_FAILED:
+            raise StoreUnavailable(f"no memory behind {where} answers for {key!r}: is its lender running?")
         if code in _UNREACHABLE:
             raise StoreUnavailable(f"{where} does not answer (code {code}): is its master running?")
         raise StoreError(f"{where} failed on {key!r} with code {code}")
+
+    def _check_written(self, code: int, key: str, size: int) -> None:
+        """What was just written is missing only if its memory is."""
+        self._check(_TRANSFER_FAILED if code in (_MISSING, _NOT_READY) else code, key, size)
 
     def _put(self, key: str, parts: Sequence[Bytes]) -> None:
         spans = _spans(parts)
@@ -135,7 +146,7 @@ class MooncakeStore:
             spans = [(whole.ctypes.data, size)]
         addresses, sizes = [address for address, _ in spans], [size for _, size in spans]
         put = self._client.batch_put_from_multi_buffers
-        self._check(put([self._key(key)], [addresses], [sizes], self._pin)[0], key, sum(sizes))
+        self._check_written(put([self._key(key)], [addresses], [sizes], self._pin)[0], key, sum(sizes))
 
     def _get_into(self, key: str, offset: int, buffer: Bytes) -> None:
         address = buffer.ctypes.data
@@ -174,7 +185,8 @@ class MooncakeStore:
         # Once this client has written, it knows the number: whoever else writes has fenced it off.
         sequence = (self._sequence.get(key) or self._read(key)[0]) + 1
         data = _sealed(sequence, value)
-        self._check(self._client.upsert(f"{self._key(key)}.{sequence % 2}", data, self._pin), key, len(data))
+        code = self._client.upsert(f"{self._key(key)}.{sequence % 2}", data, self._pin)
+        self._check_written(code, key, len(data))
         self._sequence[key] = sequence
 
     def _read(self, key: str) -> tuple[int, bytes | None]:

@@ -20,14 +20,14 @@ import msgspec
 import numpy as np
 
 from weightsync.blocking import each, in_thread
-from weightsync.errors import BadConfig, Fenced, LayoutChanged, StoreError, VersionConflict
+from weightsync.errors import BadConfig, Fenced, LayoutChanged, StoreError, VersionConflict, VersionTimeout
 from weightsync.index import HOLD_SLOTS, INDEX, Entry, Index, hold_key
 from weightsync.manifest import Bucket, Manifest, Plan, Shard, TensorMeta, manifest_key
 from weightsync.source import Source
 from weightsync.store import Store
 from weightsync.tensors import NO_SHARDS, Bytes, NamedTensors, describe
 
-__all__ = ["Publisher", "Push"]
+__all__ = ["Publisher", "PublisherStats", "Push"]
 
 # One bucket is checksummed or copied from the device while another is put.
 _IN_FLIGHT = 2
@@ -45,6 +45,18 @@ class Push(msgspec.Struct, frozen=True):
     density: float
 
 
+class PublisherStats(msgspec.Struct, frozen=True):
+    """Totals since the publisher was made, what it is `publishing`, and the versions that the store holds."""
+
+    pushes: int
+    push_seconds: float
+    content_bytes: int
+    wire_bytes: int
+    publishing: int | None
+    versions: tuple[int, ...]
+    last: Push | None
+
+
 class Publisher:
     """The one writer of a store. Tensors must not change until `publish` has returned."""
 
@@ -57,12 +69,15 @@ class Publisher:
         keep: int = 2,
         hold_seconds: float = 600.0,
         anchor_every: int = 20,
+        timeout: float = 3600.0,
     ) -> None:
         Plan((), bucket_bytes)
         if encoding not in ("full", "delta"):
             raise BadConfig(f"encoding is {encoding!r}; use 'full' or 'delta'")
         if keep < 1 or anchor_every < 1:
             raise BadConfig(f"keep is {keep} and anchor_every {anchor_every}; both must be at least 1")
+        if timeout <= 0 or hold_seconds < 0:
+            raise BadConfig(f"timeout is {timeout} and hold_seconds {hold_seconds}; give seconds")
         self.pushes: deque[Push] = deque(maxlen=_PUSHES)
         self._store = store
         self._bucket_bytes = bucket_bytes
@@ -70,6 +85,7 @@ class Publisher:
         self._keep = keep
         self._hold_seconds = hold_seconds
         self._anchor_every = anchor_every
+        self._timeout = timeout
         self._id = secrets.token_hex(8)
         self._index: Index | None = None
         self._lock = asyncio.Lock()
@@ -77,6 +93,13 @@ class Publisher:
         self._snapshot: Bytes | None = None
         self._since_anchor = 0
         self._due: dict[int, float] = {}
+        self._publishing: int | None = None
+        self._totals = (0, 0.0, 0, 0)
+
+    def stats(self) -> PublisherStats:
+        versions = tuple(entry.version for entry in self._index.versions) if self._index is not None else ()
+        last = self.pushes[-1] if self.pushes else None
+        return PublisherStats(*self._totals, self._publishing, versions, last)
 
     async def publish(
         self, version: int, named_tensors: NamedTensors, shards: Mapping[str, Shard] = NO_SHARDS
@@ -84,24 +107,42 @@ class Publisher:
         """Publish the tensors as `version` and return its manifest once everyone can see it.
 
         Versions ascend. Publishing one again with the same content changes nothing; with other content it raises
-        VersionConflict. `shards` says which tensors are parts of larger ones (see `weightsync.sharding`).
+        VersionConflict. Raises VersionTimeout after the publisher's `timeout`. `shards` says which tensors are parts
+        of larger ones (see `weightsync.sharding`).
         """
         async with self._lock:
-            start = asyncio.get_running_loop().time()
-            metas, tensors = describe(named_tensors, shards)
-            plan = Plan(metas, self._bucket_bytes)
-            index = await self._own()
-            self._check_layout(metas)
-            source = Source(plan, tensors)
-            if (entry := index.find(version)) is not None:
-                return await self._same(entry, source)
-            if index.latest is not None and version < index.latest:
-                raise VersionConflict(f"version {version} is older than the latest, {index.latest}; or rewind first")
-            manifest = await self._push(index, version, source)
-            took = asyncio.get_running_loop().time() - start
-            self.pushes.append(Push(version, took, plan.total, manifest.wire_bytes, manifest.density))
-            await self._retire()
-            return manifest
+            self._publishing = version
+            try:
+                async with asyncio.timeout(self._timeout):
+                    return await self._publish(version, named_tensors, shards)
+            except TimeoutError:
+                raise VersionTimeout(
+                    f"version {version} is not published within {self._timeout} s: the store is too slow, or stuck"
+                ) from None
+            finally:
+                self._publishing = None
+
+    async def _publish(self, version: int, named_tensors: NamedTensors, shards: Mapping[str, Shard]) -> Manifest:
+        start = asyncio.get_running_loop().time()
+        metas, tensors = describe(named_tensors, shards)
+        plan = Plan(metas, self._bucket_bytes)
+        index = await self._own()
+        self._check_layout(metas)
+        source = Source(plan, tensors)
+        if (entry := index.find(version)) is not None:
+            return await self._same(entry, source)
+        if index.latest is not None and version < index.latest:
+            raise VersionConflict(f"version {version} is older than the latest, {index.latest}; or rewind first")
+        manifest = await self._push(index, version, source)
+        took = asyncio.get_running_loop().time() - start
+        self._note(Push(version, took, plan.total, manifest.wire_bytes, manifest.density))
+        await self._retire()
+        return manifest
+
+    def _note(self, push: Push) -> None:
+        pushes, seconds, content, wire = self._totals
+        self._totals = pushes + 1, seconds + push.seconds, content + push.content_bytes, wire + push.wire_bytes
+        self.pushes.append(push)
 
     async def rewind(self, version: int) -> None:
         """Remove every version after `version`, so that a run resumed from a checkpoint publishes them anew."""
@@ -181,6 +222,7 @@ class Publisher:
             buckets[number], changed[number] = encoded.bucket, encoded.changed
             if encoded.bucket.wire_bytes:
                 await self._store.put(manifest.key(number), encoded.parts)
+            source.give_back(encoded)
 
         # Until this publication stands, the snapshot is neither version's content.
         self._snapshot = None

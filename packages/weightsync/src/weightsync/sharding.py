@@ -1,8 +1,9 @@
 """Tensor-parallel trainers and readers of different degrees.
 
 Each trainer rank publishes its own shards to its own store (`publish(..., shards={name: Shard(dim, start, size)})`);
-each reader says which part of each tensor it wants, stages only the buckets that hold it, and is given its parts put
-together. A version is there when every rank has published it (`test_weightsync_sharding.py`).
+each reader says which part of each tensor it wants, fetches only the byte ranges that hold it (in whole leaves, see
+`checksum`), and is given its parts put together. A version is there when every rank has published it
+(`test_weightsync_sharding.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from weightsync.blocking import each, in_thread
 from weightsync.checksum import checksum
 from weightsync.dtypes import ITEMSIZE
 from weightsync.errors import BadTensor
-from weightsync.manifest import Manifest, Plan, TensorMeta
+from weightsync.handover import Load, Ranges, in_leaves, verify
+from weightsync.manifest import Plan, TensorMeta
 from weightsync.store import Store
-from weightsync.subscriber import Commit, Load, Staged, Subscriber, verify
+from weightsync.subscriber import Commit, Staged, Subscriber
 from weightsync.tensors import Bytes, Tensor
 
 __all__ = ["Part", "ShardedSubscriber"]
@@ -71,8 +73,7 @@ class ShardedSubscriber:
         def assemble() -> None:
             nonlocal count, size
             for one in staged:
-                plan = Plan(one.manifest.tensors, one.manifest.bucket_bytes)
-                verify(one.manifest, plan, one.staging.array, one.buckets)
+                verify(one.manifest, one.plan, one.staging.array, one.ranges)
             for tensor in self._assembled(staged):
                 load(tensor.meta.name, tensor)
                 identity = np.frombuffer(msgspec.msgpack.encode(tensor.meta), np.uint8)
@@ -91,19 +92,17 @@ class ShardedSubscriber:
         for subscriber in self._subscribers:
             await subscriber.close()
 
-    def _needs(self, *, first: bool) -> Callable[[Manifest], set[int]]:
-        """The buckets of a rank's version that hold something wanted."""
+    def _needs(self, *, first: bool) -> Callable[[Plan], Ranges]:
+        """What of a rank's buckets holds something wanted."""
 
-        def needs(manifest: Manifest) -> set[int]:
-            plan = Plan(manifest.tensors, manifest.bucket_bytes)
-            found: set[int] = set()
+        def needs(plan: Plan) -> Ranges:
+            spans = []
             for meta, offset in zip(plan.tensors, plan.offsets, strict=True):
                 box = self._overlap(meta)
-                if box is None or (meta.shard is None and not first):
-                    continue
-                begin, end = _span(meta, box)
-                found.update(range((offset + begin) // plan.bucket_bytes, -(-(offset + end) // plan.bucket_bytes)))
-            return found
+                if box is not None and (meta.shard is not None or first):
+                    begin, end = _span(meta, box)
+                    spans.append((offset + begin, offset + end))
+            return in_leaves(plan, spans)
 
         return needs
 
@@ -129,8 +128,7 @@ class ShardedSubscriber:
     def _assembled(self, staged: Sequence[Staged]) -> Iterator[Tensor]:
         sources: dict[str, list[tuple[TensorMeta, Bytes]]] = {}
         for one in staged:
-            plan = Plan(one.manifest.tensors, one.manifest.bucket_bytes)
-            for meta, offset in zip(plan.tensors, plan.offsets, strict=True):
+            for meta, offset in zip(one.plan.tensors, one.plan.offsets, strict=True):
                 found = sources.setdefault(meta.name, [])
                 if meta.shard is not None or not found:
                     found.append((meta, one.staging.array[offset : offset + meta.nbytes]))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -19,7 +19,6 @@ import numpy as np
 
 from weightsync import delta
 from weightsync.blocking import each, in_thread
-from weightsync.checksum import checksum
 from weightsync.errors import (
     BadTensor,
     CorruptBucket,
@@ -29,17 +28,16 @@ from weightsync.errors import (
     VersionGone,
     VersionTimeout,
 )
+from weightsync.handover import Load, Ranges, check_fits, hand_over, is_content, is_published, verify, whole
 from weightsync.index import HOLD_SLOTS, INDEX, Index, hold_key
 from weightsync.manifest import Manifest, Plan, manifest_key
 from weightsync.staging import Staging
 from weightsync.store import Store
-from weightsync.tensors import Bytes, Tensor
+from weightsync.tensors import Bytes
 
-__all__ = ["Commit", "Load", "Staged", "Subscriber"]
+__all__ = ["Commit", "Load", "Staged", "Subscriber", "SubscriberStats"]
 
-Load = Callable[[str, Tensor], None]
-
-# One bucket is verified while the next one is fetched.
+# One bucket is verified while the next one is fetched; a commit verifies two at a time.
 _IN_FLIGHT = 2
 # Fetched at a time: a cancelled pull stops, and a bandwidth cap acts, within one slice.
 _SLICE_BYTES = 64 << 20
@@ -49,10 +47,11 @@ class Staged(msgspec.Struct, frozen=True):
     """A version in host memory. `seconds` is the accumulated pull: from the manifest to the last verified bucket."""
 
     manifest: Manifest
+    plan: Plan
     staging: Staging
     seconds: float
     wire_bytes: int
-    buckets: Sequence[int]
+    ranges: Ranges
 
     @property
     def version(self) -> int:
@@ -69,13 +68,27 @@ class Commit(msgspec.Struct, frozen=True):
     tensors: int
 
 
+class SubscriberStats(msgspec.Struct, frozen=True):
+    """Totals since the subscriber was made; the last three of what the present is, or None."""
+
+    pulls: int
+    pull_seconds: float
+    wire_bytes: int
+    refetched: int
+    commits: int
+    exposed_seconds: float
+    pulling: int | None
+    staged: int | None
+    committed: int | None
+
+
 class Subscriber:
     """One reader, with staging memory for one model: only the last prefetched version can be committed."""
 
     def __init__(
-        self, store: Store, *, timeout: float = 3600.0, needs: Callable[[Manifest], Collection[int]] | None = None
+        self, store: Store, *, timeout: float = 3600.0, needs: Callable[[Plan], Ranges] | None = None
     ) -> None:
-        """`needs` names the buckets to stage (default: all); with it, only `commit_with` can commit."""
+        """`needs` says what of which buckets to stage (default: all); with it, only `commit_with` can commit."""
         self._store = store
         self._needs = needs
         self._timeout = timeout
@@ -87,6 +100,14 @@ class Subscriber:
         self._switching = asyncio.Lock()
         # Held by whoever reads or writes the staging memory.
         self._using = asyncio.Lock()
+        self._totals = SubscriberStats(0, 0.0, 0, 0, 0, 0.0, None, None, None)
+
+    def stats(self) -> SubscriberStats:
+        pull = self._pull
+        done = pull is not None and pull.done() and not _failed(pull)
+        return msgspec.structs.replace(
+            self._totals, pulling=None if done else self._version, staged=self._version if done else None
+        )
 
     async def latest(self) -> int | None:
         """The latest announced version, or None."""
@@ -124,12 +145,13 @@ class Subscriber:
     async def commit(self, staged: Staged, load: Load) -> Commit:
         """Hand every published name to `load` and return the digest of the bytes it was given.
 
-        `load` runs in a thread. If it has `names`, they must all be in the version, or nothing is loaded.
+        `load` runs in a thread, after all staged bytes are verified. If it has `check(metas)`, that is asked before
+        anything is loaded, and raises if the version does not fit.
         """
-        manifest, content = staged.manifest, staged.staging.array
-        if len(staged.buckets) != len(manifest.buckets):
+        if self._needs is not None:
             raise BadTensor(f"version {staged.version} is staged in part; commit it with what asked for the parts")
-        return await self.commit_with(staged, lambda: in_thread(hand_over, manifest, content, load))
+        check_fits(staged.manifest, load)
+        return await self.commit_with(staged, lambda: _load(staged, load))
 
     async def commit_with(self, staged: Staged, load: Callable[[], Awaitable[str]]) -> Commit:
         """Commit by other means: `load()` loads from `staged.staging`, which nobody writes meanwhile; the digest.
@@ -142,6 +164,7 @@ class Subscriber:
             took = asyncio.get_running_loop().time() - start
         if digest != staged.manifest.digest:
             raise EngineRefused(f"version {staged.version}: loaded {digest}, published {staged.manifest.digest}")
+        self._committed(staged.version, took)
         return Commit(staged.version, digest, took, staged.staging.array.size, len(staged.manifest.tensors))
 
     @asynccontextmanager
@@ -159,6 +182,25 @@ class Subscriber:
             if self._staging is not None:
                 self._staging.close()
                 self._staging = None
+
+    def _committed(self, version: int, seconds: float) -> None:
+        totals = self._totals
+        self._totals = msgspec.structs.replace(
+            totals,
+            commits=totals.commits + 1,
+            exposed_seconds=totals.exposed_seconds + seconds,
+            committed=version,
+        )
+
+    def _pulled(self, staged: Staged) -> Staged:
+        totals = self._totals
+        self._totals = msgspec.structs.replace(
+            totals,
+            pulls=totals.pulls + 1,
+            pull_seconds=totals.pull_seconds + staged.seconds,
+            wire_bytes=totals.wire_bytes + staged.wire_bytes,
+        )
+        return staged
 
     def _check_current(self, staged: Staged) -> None:
         pull = self._pull
@@ -191,16 +233,16 @@ class Subscriber:
             fetched = 0
             async with self._using:
                 staging = self._fit(plan)
-                buckets = sorted(self._needs(manifest)) if self._needs else range(len(plan))
-                steps, runs = await self._steps(manifest, staging, buckets), plan.runs()
+                ranges = self._needs(plan) if self._needs else whole(plan)
+                steps = await self._steps(manifest, staging, list(ranges))
 
                 async def stage(index: int) -> None:
                     nonlocal fetched
-                    wire_bytes = await self._stage_bucket(steps, plan.span(index), runs[index], staging, index)
+                    wire_bytes = await self._stage_bucket(steps, plan, staging, index, ranges[index])
                     fetched += wire_bytes
 
-                await each(_IN_FLIGHT, buckets, stage)
-            return Staged(manifest, staging, loop.time() - start, fetched, buckets)
+                await each(_IN_FLIGHT, ranges, stage)
+            return self._pulled(Staged(manifest, plan, staging, loop.time() - start, fetched, ranges))
         except Missing as error:
             raise VersionGone(f"version {version} is being removed; latest is {await self.latest()}") from error
         finally:
@@ -240,62 +282,53 @@ class Subscriber:
         return steps
 
     async def _stage_bucket(
-        self, steps: list[Manifest], span: slice, runs: Sequence[tuple[int, int]], staging: Staging, index: int
+        self, steps: list[Manifest], plan: Plan, staging: Staging, index: int, ranges: list[tuple[int, int]]
     ) -> int:
-        """Make staging hold the bucket: through its deltas from what is there, or from the last whole object."""
+        """Make staging hold the ranges of the bucket: by deltas on what is there, or on the last whole object."""
         chain = _chain(steps, staging.content[index], index)
         assert chain is not None, "the steps lead to every bucket"
-        target, fetched = staging.array[span], 0
+        target, fetched = staging.array[plan.span(index)], 0
         for step in reversed(chain):
             bucket = step.buckets[index]
             staging.content[index] = None
             if not bucket.delta:
-                await self._fetch(step, index, target)
+                for start, stop in ranges:
+                    await self._fetch(step, index, start, target[start:stop])
+                    fetched += stop - start
             elif bucket.wire_bytes:
                 payload = np.empty(bucket.wire_bytes, np.uint8)
-                await self._fetch(step, index, payload)
-                await in_thread(delta.apply, runs, target, payload)
-            fetched += bucket.wire_bytes
-        expected = steps[0].buckets[index].digest
-        if chain and chain[0].buckets[index].delta and await in_thread(checksum, [target]) != expected:
-            raise CorruptBucket(f"bucket {index} of version {steps[0].version} is not what its deltas promise")
-        staging.content[index] = expected
+                await self._fetch(step, index, 0, payload)
+                await in_thread(delta.apply, plan.runs()[index], target, payload)
+                fetched += bucket.wire_bytes
+        if chain and chain[0].buckets[index].delta:
+            await in_thread(_check_outcome, steps[0], index, target, ranges)
+        staging.content[index] = steps[0].buckets[index].digest
         return fetched
 
-    async def _fetch(self, manifest: Manifest, index: int, buffer: Bytes) -> None:
-        key, expected = manifest.key(index), manifest.buckets[index].wire_digest
-        for _ in range(2):
+    async def _fetch(self, manifest: Manifest, index: int, start: int, buffer: Bytes) -> None:
+        """Fill the buffer from the object's bytes at `start`, once more if they are not what was published."""
+        key = manifest.key(index)
+        for attempt in range(2):
             for first in range(0, buffer.size, _SLICE_BYTES):
-                await self._store.get_into(key, first, buffer[first : first + _SLICE_BYTES])
-            found = await in_thread(checksum, [buffer])
-            if found == expected:
+                await self._store.get_into(key, start + first, buffer[first : first + _SLICE_BYTES])
+            if await in_thread(is_published, manifest.buckets[index], start, buffer):
                 return
-        raise CorruptBucket(f"object {key!r} has checksum {found}, published {expected}, twice: publish again")
+            self._totals = msgspec.structs.replace(self._totals, refetched=self._totals.refetched + 1 - attempt)
+        raise CorruptBucket(f"object {key!r} fails its checksum twice: publish version {manifest.version} again")
 
 
-def hand_over(manifest: Manifest, content: Bytes, load: Load) -> str:
-    """Verify the staged bytes, give them to `load` by name, and return their digest. Blocks."""
-    names = {meta.name for meta in manifest.tensors}
-    for name in sorted(getattr(load, "names", frozenset()) - names):
-        raise BadTensor(f"version {manifest.version} does not bring tensor {name!r}; nothing was loaded")
-    for tensor in verified(manifest, content):
-        load(tensor.meta.name, tensor)
+async def _load(staged: Staged, load: Load) -> str:
+    """Verify the staged bytes, give them to `load` by name, and return their digest."""
+    manifest, plan, content = staged.manifest, staged.plan, staged.staging.array
+    shares = [dict(list(staged.ranges.items())[first::_IN_FLIGHT]) for first in range(_IN_FLIGHT)]
+    await each(_IN_FLIGHT, shares, lambda share: in_thread(verify, manifest, plan, content, share))
+    await in_thread(hand_over, plan, content, load)
     return manifest.digest
 
 
-def verified(manifest: Manifest, content: Bytes) -> Iterator[Tensor]:
-    """The published tensors in order, after all of `content` is proved to be what was published. Blocks."""
-    plan = Plan(manifest.tensors, manifest.bucket_bytes)
-    verify(manifest, plan, content, range(len(plan)))
-    for meta, offset in zip(plan.tensors, plan.offsets, strict=True):
-        yield Tensor(meta, content[offset : offset + meta.nbytes])
-
-
-def verify(manifest: Manifest, plan: Plan, content: Bytes, buckets: Collection[int]) -> None:
-    """Raise CorruptBucket unless these buckets of `content` are what was published. Blocks."""
-    for index in buckets:
-        if checksum([content[plan.span(index)]]) != manifest.buckets[index].digest:
-            raise CorruptBucket(f"staged bucket {index} of version {manifest.version} has changed: prefetch it again")
+def _check_outcome(manifest: Manifest, index: int, target: Bytes, ranges: list[tuple[int, int]]) -> None:
+    if not is_content(manifest.buckets[index], target, ranges):
+        raise CorruptBucket(f"bucket {index} of version {manifest.version} is not what its deltas promise")
 
 
 def _chain(steps: list[Manifest], content: str | None, index: int) -> list[Manifest] | None:

@@ -1,14 +1,15 @@
 """Published tensors as raw bytes, without copies where they are contiguous and on the host.
 
 numpy arrays are handled here; torch tensors by `weightsync.torch`, which is imported only when one is seen.
-A strided or device tensor is copied piece by piece, so that a publisher never holds more than the buckets in
-flight (`test_weightsync_tensors.py`).
+A strided or device tensor is copied straight to where its bytes are wanted, and no more of it than is wanted
+(`test_weightsync_tensors.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ from weightsync.dtypes import ITEMSIZE
 from weightsync.errors import BadTensor
 from weightsync.manifest import Shard, TensorMeta
 
-__all__ = ["NO_SHARDS", "Bytes", "NamedTensors", "Tensor", "describe", "piece"]
+__all__ = ["NO_SHARDS", "Bytes", "NamedTensors", "Tensor", "describe", "fill", "raw"]
 
 Bytes = npt.NDArray[np.uint8]
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
@@ -26,25 +27,43 @@ NO_SHARDS: Mapping[str, Shard] = {}
 
 
 class _Source(Protocol):
-    """What `describe` needs of a tensor library: identity of the storage, dtype name, contiguous bytes."""
+    """What is needed of a tensor library."""
+
+    def obstacle(self, tensor: Any) -> str:
+        """Why the tensor cannot be carried, and what to do about it; empty if it can."""
 
     def dtype_name(self, tensor: Any) -> str: ...
     def identity(self, tensor: Any) -> tuple[Any, ...]: ...
-    def raw(self, tensor: Any) -> Bytes: ...
+    def raw(self, tensor: Any) -> Bytes | None:
+        """A view of the tensor's bytes; None if it is strided or elsewhere."""
+
+    def copy(self, tensor: Any, out: Bytes) -> None:
+        """Write the tensor's bytes, in row-major order, into `out` of the same size."""
 
 
 class _Numpy:
+    def obstacle(self, tensor: npt.NDArray[Any]) -> str:
+        return "" if tensor.dtype.isnative else "has a foreign byte order: publish .astype(dtype.newbyteorder('='))"
+
     def dtype_name(self, tensor: npt.NDArray[Any]) -> str:
-        return tensor.dtype.name if tensor.dtype.isnative else f"{tensor.dtype.name} (foreign byte order)"
+        return _name(tensor.dtype)
 
     def identity(self, tensor: npt.NDArray[Any]) -> tuple[Any, ...]:
         return (tensor.__array_interface__["data"][0], tensor.strides)
 
-    def raw(self, tensor: npt.NDArray[Any]) -> Bytes:
-        return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+    def raw(self, tensor: npt.NDArray[Any]) -> Bytes | None:
+        return tensor.reshape(-1).view(np.uint8) if tensor.flags.c_contiguous else None
+
+    def copy(self, tensor: npt.NDArray[Any], out: Bytes) -> None:
+        np.copyto(out.view(tensor.dtype).reshape(tensor.shape), tensor)
 
 
 _NUMPY = _Numpy()
+
+
+@cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return dtype.name
 
 
 def _source(name: str, tensor: Any) -> _Source:
@@ -66,6 +85,8 @@ def describe(
     first: dict[tuple[Any, ...], str] = {}
     for name, tensor in named.items() if isinstance(named, Mapping) else named:
         source = _source(name, tensor)
+        if obstacle := source.obstacle(tensor):
+            raise BadTensor(f"tensor {name!r} {obstacle}")
         dtype, shape = source.dtype_name(tensor), tuple(tensor.shape)
         identity = (dtype, shape, *source.identity(tensor))
         # Empty tensors share the null address without being tied.
@@ -75,14 +96,35 @@ def describe(
     return tuple(metas), tensors
 
 
-def piece(name: str, tensor: Any, start: int, stop: int) -> Bytes:
-    """Bytes `[start, stop)` of the tensor in row-major order; a view when the tensor is contiguous on the host."""
-    source = _source(name, tensor)
-    if not tensor.shape:
-        return source.raw(tensor.reshape(1))[start:stop]
-    row = math.prod(tensor.shape[1:]) * ITEMSIZE[source.dtype_name(tensor)]
-    first, last = start // row, -(-stop // row)
-    return source.raw(tensor[first:last])[start - first * row : stop - first * row]
+def raw(tensor: Any) -> Bytes | None:
+    """A view of the tensor's bytes in row-major order; None if it is not contiguous on the host."""
+    return _source("", tensor).raw(tensor)
+
+
+def fill(tensor: Any, start: int, stop: int, out: Bytes) -> None:
+    """Write bytes `[start, stop)` of the tensor in row-major order, whole elements, into `out`; reads no others."""
+    source = _source("", tensor)
+    whole = source.raw(tensor)
+    if whole is not None:
+        out[:] = whole[start:stop]
+        return
+    size = math.prod(tensor.shape) * ITEMSIZE[source.dtype_name(tensor)]
+    if stop - start == size:
+        source.copy(tensor, out)
+        return
+    row = size // tensor.shape[0]
+    (first, into), (last, beyond) = divmod(start, row), divmod(stop, row)
+    if first == last:
+        fill(tensor[first], into, beyond, out)
+        return
+    head = row - into if into else 0
+    if head:
+        fill(tensor[first], into, row, out[:head])
+        first += 1
+    if first < last:
+        source.copy(tensor[first:last], out[head : out.size - beyond])
+    if beyond:
+        fill(tensor[last], 0, beyond, out[out.size - beyond :])
 
 
 class Tensor:

@@ -2,7 +2,7 @@
 
 The engine's process maps the staging memory, so bytes are copied once, by the engine itself. The caller pauses the
 engine (mode "keep", cache cleared) around `load`, and resumes it only when `load` has returned
-(`test_weightsync_vllm.py::test_five_updates_with_generations_in_flight`).
+(`test_weightsync_vllm.py::test_twenty_updates_with_generations_in_flight`).
 """
 
 from __future__ import annotations

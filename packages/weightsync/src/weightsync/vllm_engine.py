@@ -27,8 +27,8 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from weightsync.errors import BadTensor, EngineRefused
+from weightsync.handover import verified
 from weightsync.manifest import Manifest, Plan
-from weightsync.subscriber import verified
 from weightsync.tensors import Bytes
 from weightsync.torch import view
 
