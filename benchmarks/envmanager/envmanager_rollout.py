@@ -1,5 +1,4 @@
-"""What trajectory-level rollout and redundancy buy, on virtual time; what the scheduler and processes cost, on
-real time.
+"""What trajectory-level rollout and redundancy buy, on virtual time; what the scheduler costs, on real time.
 
 python benchmarks/envmanager/envmanager_rollout.py [--quick]
 
@@ -26,6 +25,7 @@ from typing import Any, TypeVar
 
 import async_solipsism
 import msgspec
+from _trivial import Counting
 
 from envmanager import (
     Action,
@@ -38,7 +38,6 @@ from envmanager import (
     collect,
     nonblocking,
 )
-from envmanager.backends import SubprocessBackend
 
 T = TypeVar("T")
 HERE = Path(__file__).resolve()
@@ -49,26 +48,6 @@ SLOW, STOPPED = 0.02, 0.01  # shares of environments that are 20 times slower, a
 NO_DEADLINES = Limits(step_timeout=None, turn_timeout=None, episode_timeout=None)
 
 Row = dict[str, Any]
-
-
-class Counting:
-    """A trivial environment of so many turns."""
-
-    blocking = False
-
-    def __init__(self, turns: int) -> None:
-        self.left = turns
-
-    def reset(self, seed: int | None = None) -> Any:
-        return "o", {}
-
-    def step(self, action: str) -> Any:
-        self.left -= 1
-        return "o", 0.0, self.left <= 0, False, {}
-
-
-def trivial(key: str) -> Counting:
-    return Counting(10**6)
 
 
 class Generating:
@@ -214,41 +193,10 @@ def costs(repeats: int) -> list[Row]:
     ]
 
 
-async def processes(target: str, count: int, turns: int) -> tuple[list[float], float]:
-    """Milliseconds of each first reset, started one by one; then steps a second of all together."""
-    loop = asyncio.get_running_loop()
-    async with SubprocessBackend(target) as backend:
-        starts, envs = [], []
-        for n in range(count):
-            began = loop.time()
-            envs.append(backend(str(n)))
-            await envs[-1].reset(seed=n)
-            starts.append((loop.time() - began) * 1000)
-
-        async def walk(env: Any) -> None:
-            for _ in range(turns - 1):
-                await env.step("left")
-
-        began = loop.time()
-        await asyncio.gather(*map(walk, envs))
-        return starts, count * (turns - 1) / (loop.time() - began)
-
-
-def isolation() -> list[Row]:
-    rows = []
-    count, turns = 16 if QUICK else 64, 50
-    frozen_lake = f"gymnasium:FrozenLake-v1?is_slippery=false&max_episode_steps={turns}"
-    for name, target in [("trivial", "envmanager_rollout:trivial"), ("FrozenLake", frozen_lake)]:
-        starts, rate = asyncio.run(processes(target, count, turns))
-        rows.append(measured(f"process start and reset, {name}, p50 of {count}", "ms", starts))
-        rows.append(measured(f"steps, {name}, {count} processes", "1/s", [rate]))
-    return rows
-
-
 def main() -> None:
     logging.getLogger("envmanager").setLevel(logging.ERROR)  # failures are part of the measurement
     seeds = range(1 if QUICK else 3)
-    rows = [*costs(1 if QUICK else 3), *isolation(), *levels(seeds), *redundancy(range(3 if QUICK else 6))]
+    rows = [*costs(1 if QUICK else 3), *levels(seeds), *redundancy(range(3 if QUICK else 6))]
     command = f"python benchmarks/envmanager/{HERE.name}" + (" --quick" if QUICK else "")
     cpu = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
     result = {"name": HERE.stem, "command": command, "cpu": cpu, "rows": rows}
