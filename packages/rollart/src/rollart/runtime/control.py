@@ -14,12 +14,13 @@ from rollart.pipeline.controller import Controller
 from rollart.pipeline.evaluator import Evaluator
 from rollart.pipeline.modes import MODES
 from rollart.pipeline.probe import ParityProbe
+from rollart.pipeline.varied import Varied
 from rollart.pipeline.weights import WeightPath
 from rollart.policy import TokenPolicy
 from rollart.runtime.meter import Meter
 from rollart.runtime.parts import Parts
 from rollart.runtime.setting import Setting
-from samplebuffer import Closed, Group, MsgpackCodec, SampleBuffer
+from samplebuffer import Closed, MsgpackCodec, SampleBuffer
 
 PAYLOADS = MsgpackCodec(Trajectory)
 # One prompt would prove little, many would cost rollout time after every update.
@@ -99,7 +100,7 @@ class Control:
 
 
 def _buffer(config: Config, setting: Setting, saved: bytes | None) -> SampleBuffer:
-    keep = _varied if config.buffer.drop_uniform else None
+    keep = Varied(10 * config.buffer.batch_groups) if config.buffer.drop_uniform else None
     if saved is not None:
         state = msgspec.msgpack.decode(saved)
         return SampleBuffer.restore(state, setting.train_keys(), codec=PAYLOADS, keep=keep, length=_turns)
@@ -115,11 +116,6 @@ def _buffer(config: Config, setting: Setting, saved: bytes | None) -> SampleBuff
         keep=keep,
         length=_turns,
     )
-
-
-def _varied(group: Group) -> bool:
-    """A group-relative advantage needs rewards that differ."""
-    return len({sample.reward for sample in group.samples}) > 1
 
 
 def _turns(trajectory: Trajectory) -> int:
