@@ -65,6 +65,8 @@ _DEFAULTS = {
 _ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 _KEPT_PARAMS = 256
 """Distinct (sampling, budget) pairs whose engine parameters are kept; runs have a handful."""
+_TEARDOWN_S = 1.0
+"""What the engine's process gets to free what it holds. It ends its teardown in less, and then waits to be killed."""
 _starting = threading.Lock()
 """Engines inherit their mark through this process's environment, so they start one after the other."""
 
@@ -272,7 +274,7 @@ class VLLMWorker:
                 raise
 
     def _end_engine(self, engine: Any) -> None:
-        engine.shutdown()
+        engine.shutdown(timeout=_TEARDOWN_S)
         assert self._reaper is not None
         self._reaper.communicate()  # closes its input, then waits for it
 

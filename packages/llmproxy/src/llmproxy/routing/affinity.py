@@ -1,9 +1,9 @@
 """The policy made for trajectories, in order (tests/llmproxy/test_llmproxy_routing.py):
 
-1. the hardware class that the task is mapped to; another class when it is saturated or gone, counted;
-2. the trajectory's own worker, which holds its prefix, once a turn of it ended there since the last update; a
+1. the trajectory's own worker, which holds its prefix, once a turn of it ended there since the last update; a
    trajectory that comes under a new name is known by its token ids;
-3. else the less loaded of two workers drawn at random, so that bursts and the members of a group spread.
+2. the hardware class that the task is mapped to; another class when it is full or gone, counted;
+3. in the class the less loaded of two workers drawn at random, so that bursts and the members of a group spread.
 """
 
 from __future__ import annotations
@@ -12,19 +12,36 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 
+from msgspec import Struct
+
 from llmproxy.fleet import ANY, Fleet, Slot
 from llmproxy.values import GenerateRequest, GenerateResult
 
 from .prefix import EMPTY, Chain, PrefixIndex
 from .router import less_loaded
 
+_FORGET = 0.1
+"""Weight of a turn in a worker's share of lost prefixes: about its last ten turns count."""
+_CROWDED = 0.2
+"""A worker where this share of turns finds less than half of the prefix it should hold has too many trajectories."""
+
+
+class Home(Struct, frozen=True):
+    """Where a trajectory is, how much of it is hashed, how long it was, and whether the worker lost its prefix."""
+
+    worker: str
+    chain: Chain
+    tokens: int
+    lost: bool
+
 
 class AffinityRouter:
-    """Hardware affinity by task, then the trajectory's own worker, then load.
+    """The trajectory's own worker, else hardware affinity by task, then load.
 
     `affinity` maps tasks to hardware classes, with `"default"` for the rest; a task without a class goes
     anywhere. `fallback` lists the classes to try, in order, when the first is gone (no serving worker) or
-    saturated (the chosen worker carries over `saturation` tokens); not given, it is every other class.
+    full; not given, it is every other class. A class is full when the chosen worker carries over
+    `saturation` tokens, or is seen to have lost the prefixes of its trajectories: their caches no longer fit.
     A trajectory leaves its worker when that carries `slack` tokens more than the alternative: by then
     waiting there costs more than rebuilding the prefix elsewhere.
     """
@@ -45,41 +62,55 @@ class AffinityRouter:
         self._slack = slack
         self._remember = remember
         self._random = random or Random()
-        self._homes: OrderedDict[str, tuple[str, Chain]] = OrderedDict()
+        self._homes: OrderedDict[str, Home] = OrderedDict()
         self._index = PrefixIndex(remember)
+        self._losing: dict[str, float] = {}
         self._fell_back: Counter[str] = Counter()
-        self._stayed = self._recognized = 0
+        self._stayed = self._recognized = self._lost = 0
 
     def choose(self, request: GenerateRequest, fleet: Fleet) -> Slot | None:
+        wanted = self._wanted(request, fleet)
         own = self._home(request, fleet)
-        wanted = self._wanted(request, own, fleet)
+        if own is not None and self._stays(request, own, wanted, fleet):
+            self._stayed += 1
+            return self._count(request, wanted, own)
         full: Slot | None = None
         for hardware in self._classes(wanted, fleet):
-            slot = self._pick(request, own, hardware, fleet)
-            if slot is None:
+            slots = fleet.serving(hardware, request.tokens)
+            if not slots:
                 continue
-            if self._saturation is None or slot.load < self._saturation:
-                return self._count(request, wanted, own, slot)
+            slot = less_loaded(slots, self._random)
+            if not self._full(slot):
+                return self._count(request, wanted, slot)
             full = full or slot
-        return full and self._count(request, wanted, own, full)
+        return full and self._count(request, wanted, full)
 
     def served(self, request: GenerateRequest, slot: Slot, result: GenerateResult | None = None) -> None:
-        chain = self._homes.pop(request.trajectory_id, ("", EMPTY))[1]
+        home = self._homes.pop(request.trajectory_id, None)
+        chain = home.chain if home is not None else EMPTY
+        tokens, lost = 0, False
         if result is not None:
             chain = self._index.add(request.prompt_ids, result.token_ids, slot.id, chain)
-        self._homes[request.trajectory_id] = (slot.id, chain)
+            tokens = len(request.prompt_ids) + len(result.token_ids)
+            if home is not None and home.worker == slot.id and not home.lost:
+                lost = 2 * result.timing.cached_tokens < min(home.tokens, len(request.prompt_ids))
+                self._lost += lost
+                before = self._losing.get(slot.id, 0.0)
+                self._losing[slot.id] = before + _FORGET * (lost - before)
+        self._homes[request.trajectory_id] = Home(slot.id, chain, tokens, lost)
         if len(self._homes) > self._remember:
             self._homes.popitem(last=False)
 
     def flushed(self) -> None:
         self._homes.clear()
         self._index.clear()
+        self._losing.clear()
 
     def stats(self) -> dict[str, int]:
-        counts = {"stayed": self._stayed, "recognized": self._recognized, "homes": len(self._homes)}
-        return counts | {f"fallback/{path}": count for path, count in self._fell_back.items()}
+        counts = {"stayed": self._stayed, "recognized": self._recognized, "lost": self._lost}
+        return counts | {"homes": len(self._homes)} | {f"fallback/{path}": n for path, n in self._fell_back.items()}
 
-    def _wanted(self, request: GenerateRequest, own: Slot | None, fleet: Fleet) -> str:
+    def _wanted(self, request: GenerateRequest, fleet: Fleet) -> str:
         return self._affinity.get(request.task) or self._affinity.get("default") or ANY
 
     def _classes(self, wanted: str, fleet: Fleet) -> Iterable[str]:
@@ -93,22 +124,25 @@ class AffinityRouter:
         """The worker that holds the trajectory's prefix."""
         home = self._homes.get(request.trajectory_id)
         if home is not None:
-            return fleet.get(home[0])
+            return None if home.lost else fleet.get(home.worker)
         place = self._index.find(request.prompt_ids)
         self._recognized += place is not None
         return fleet.get(place or "")
 
-    def _pick(self, request: GenerateRequest, own: Slot | None, hardware: str, fleet: Fleet) -> Slot | None:
-        slots = fleet.serving(hardware, request.tokens)
-        if not slots:
-            return None
-        other = less_loaded(slots, self._random)
-        if own is None or own.load > other.load + self._slack or not fleet.takes(own, hardware, request.tokens):
-            return other
-        return own
+    def _stays(self, request: GenerateRequest, own: Slot, wanted: str, fleet: Fleet) -> bool:
+        if not fleet.takes(own, ANY, request.tokens):
+            return False
+        if wanted not in (ANY, own.hardware) and own.hardware not in self._classes(wanted, fleet):
+            return False
+        other = less_loaded(fleet.serving(own.hardware, request.tokens), self._random)
+        return own.load <= other.load + self._slack
 
-    def _count(self, request: GenerateRequest, wanted: str, own: Slot | None, slot: Slot) -> Slot:
+    def _full(self, slot: Slot) -> bool:
+        if self._saturation is not None and slot.load >= self._saturation:
+            return True
+        return self._losing.get(slot.id, 0.0) > _CROWDED
+
+    def _count(self, request: GenerateRequest, wanted: str, slot: Slot) -> Slot:
         if wanted not in (ANY, slot.hardware):
             self._fell_back[f"{request.task}/{wanted}/{slot.hardware}"] += 1
-        self._stayed += own is slot
         return slot
