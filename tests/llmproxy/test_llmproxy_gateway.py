@@ -98,6 +98,21 @@ async def test_equal_id_prompts_spread() -> None:
         assert len({reply.headers["x-llmproxy-worker"] for reply in replies}) == 4
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_token_ids_find_the_worker_that_holds_them(stream: bool) -> None:
+    async with serving(*(StandIn() for _ in range(4))) as at:
+        for n in range(12):
+            context, workers = [n, n + 1, n + 2], set()
+            for _ in range(4):  # nothing names the trajectory
+                parameters = {"max_tokens": 70, "ignore_eos": True}
+                body = {"token_ids": context, "sampling_params": parameters, "stream": stream}
+                reply = await ask(at.port, "POST", "/inference/v1/generate", body)
+                workers.add(reply.headers["x-llmproxy-worker"])
+                context = context + expected(context, 70) + [5, 6]
+            assert len(workers) == 1
+        assert at.proxy.stats().router["recognized"] == 36
+
+
 async def turn(at: Setting, trajectory: str, **headers: str) -> str:
     reply = await ask(
         at.port, "POST", "/v1/completions", BODIES["/v1/completions"], x_trajectory_id=trajectory, **headers
@@ -202,7 +217,7 @@ async def test_keys() -> None:
         assert (await ask(at.port, "GET", "/health")).status == 200
         for wrong in ({}, {"authorization": "Bearer secreT"}, {"authorization": "Bearer more"}):
             assert (await ask(at.port, "POST", "/v1/completions", body, **wrong)).status == 401
-            assert (await ask(at.port, "GET", "/metrics", **wrong)).status == 401
+            assert (await ask(at.port, "GET", "/metrics", b"", **wrong)).status == 401
         assert (await ask(at.port, "POST", "/v1/completions", body, authorization="Bearer secret")).status == 200
         assert (await ask(at.port, "POST", "/admin/suspend", authorization="Bearer secret")).status == 401
         assert (await ask(at.port, "POST", "/admin/suspend", authorization="Bearer more")).status == 200

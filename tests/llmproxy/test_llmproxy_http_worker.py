@@ -322,6 +322,7 @@ class SGLangServer(StandIn):
 async def test_sglang_dialect() -> None:
     async with working(server := SGLangServer(), dialect=SGLang(), loader=Loader()) as worker:
         result = await worker.generate(REQUEST)
+        assert isinstance(result, GenerateResult)
         assert result.token_ids == expected([1, 2, 3], 12) and result.logprobs == [-0.5] * 12
         assert result.spans == [Span(0, 0, 12)] and result.timing.cached_tokens == 2
         await worker.update(3)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmproxy import GenerateRequest, LLMProxy, NoWorker, ProxyConfig, SimWorker
+from llmproxy import AffinityRouter, GenerateRequest, LLMProxy, NoWorker, ProxyConfig, SimWorker
 from llmproxy.fleet import Slot
 
 
@@ -75,7 +76,7 @@ async def test_patience() -> None:
 
 
 async def test_a_fenced_workers_load_moves_and_a_lost_worker_is_fenced() -> None:
-    proxy = LLMProxy([SimWorker("a"), SimWorker("b")])
+    proxy = LLMProxy([SimWorker("a"), SimWorker("b")], router=AffinityRouter(random=Random(0)))
     loads = [Load(proxy, f"t{n}") for n in range(8)]
     for load in loads:
         proxy.passages.enter(load)

@@ -22,7 +22,7 @@ from .errors import NoWorker
 from .fleet import Fleet, Slot
 from .gate import Gate
 from .routing import Router
-from .values import GenerateRequest
+from .values import GenerateRequest, GenerateResult
 
 _DRAWS = 8
 """Times that a policy is asked again when it names the worker to avoid; policies draw at random."""
@@ -75,15 +75,15 @@ class Passages:
         if self._gate.suspended or not self._place(carrier):
             self._wait(carrier)
 
-    def leave(self, carrier: Carrier, *, served: bool) -> None:
-        """It ended, or gave up waiting. `served`: its worker's cache holds it now."""
+    def leave(self, carrier: Carrier, *, served: bool, result: GenerateResult | None = None) -> None:
+        """It ended, or gave up waiting. `served`: its worker's cache holds it now, and `result`, where given."""
         self._waiting.pop(carrier, None)
         place = self._carried.pop(carrier, None)
         if place is not None:
             slot, tokens = place
             slot.release(tokens)
             if served:
-                self._router.served(carrier.request, slot)
+                self._router.served(carrier.request, slot, result)
 
     def fail(self, carrier: Carrier, reason: str) -> None:
         """Its worker died under it: it leaves, and the worker is fenced."""

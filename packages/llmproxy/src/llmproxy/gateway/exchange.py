@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from llmproxy.errors import Aborted, NoWorker, WorkerLost
 from llmproxy.fleet import Slot
 from llmproxy.upstream import Upstream
-from llmproxy.values import GenerateRequest
+from llmproxy.values import GenerateRequest, GenerateResult
 
+from .recording import token_ids
 from .refusals import REASONS, Refusal, refusal
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ class Exchange:
         self.version = self.status = 0
         self.worker = ""
         self.started = False
-        self.answer: list[bytes] | None = [] if gateway.recorder is not None and named else None
+        kept = request.prompt_ids or (named and gateway.recorder is not None)
+        self.answer: list[bytes] | None = [] if kept else None
         self._attempts = self._errors = 0
         self._chunked = self._held = False
         self._out: list[bytes] = []
@@ -176,7 +178,7 @@ class Exchange:
             self.client.transport.write(b"".join(out))
         if self._held:
             self.unhold()  # the connection goes on to other requests
-        self._leave(served=self.named and self.status < 400)
+        self._served()
         self._gateway.ended(self, self.status, whole=True)
         self.client.finished()
 
@@ -237,6 +239,16 @@ class Exchange:
         if self.slot is not None:
             self._gateway.worker(self.slot).pool.cancel(self)
         self._leave(served=False)
+
+    def _served(self) -> None:
+        """The worker's cache holds the trajectory now; where token ids are known, they find it again."""
+        result = None
+        if self.request.prompt_ids and self.answer and self.status < 400:
+            made = token_ids(self.answer)
+            result = made and GenerateResult(made, [], [], "stop", self.worker)
+        self.slot = None
+        known = (self.named or bool(result)) and self.status < 400
+        self._gateway.proxy.passages.leave(self, served=known, result=result or None)
 
     def _leave(self, *, served: bool) -> None:
         self.slot = None

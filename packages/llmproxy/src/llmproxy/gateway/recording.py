@@ -199,6 +199,16 @@ def decode(kept: Kept) -> Turn:
     return turn
 
 
+def token_ids(answer: list[bytes]) -> list[int]:
+    """What the first sequence of an answer has of token ids; empty when the engine told none."""
+    made: list[int] = []
+    for message in _messages(b"".join(answer)):
+        for told in message.get("choices") or ():
+            if not told.get("index"):
+                made += told.get("token_ids") or ()
+    return made
+
+
 def _add(choice: Choice, told: dict[str, Any]) -> None:
     """An answer's choice, or one event's part of it."""
     ids = told.get("token_ids")

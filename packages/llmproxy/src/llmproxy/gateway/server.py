@@ -243,7 +243,7 @@ class Gateway:
         del self.by_request[exchange.request.request_id]
         seconds = self._loop.time() - exchange.since
         self.metrics.answered(exchange.endpoint, status, exchange.worker if whole else "", seconds)
-        if exchange.answer is not None and self.recorder is not None:
+        if exchange.answer is not None and exchange.named and self.recorder is not None:
             kept = Kept(
                 exchange.request.request_id,
                 exchange.endpoint,
