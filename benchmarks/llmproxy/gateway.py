@@ -50,10 +50,9 @@ def bodies(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in made}
 
 
-def rounds(routers: dict[str, Process], direct: Process, files: dict[str, Path], quick: bool) -> Values:
+def rounds(routers: dict[str, Process], direct: Process, files: dict[str, Path], count: int, seconds: int) -> Values:
     """Every measurement once a round, the routers in turn."""
     values: Values = defaultdict(lambda: defaultdict(list))
-    seconds = 1 if quick else 4
 
     def each(metric: str, value: Callable[[Load], float], connections: int, body: str, *, named: bool = True) -> None:
         for name, process in routers.items():
@@ -65,7 +64,7 @@ def rounds(routers: dict[str, Process], direct: Process, files: dict[str, Path],
     def over(base: Load) -> Callable[[Load], float]:
         return lambda load: (load.p50_us - base.p50_us) / 1e3
 
-    for _ in range(2 if quick else 5):
+    for _ in range(count):
         each("cpu_us_per_request_c64", lambda load: load.cpu_us / load.requests, 64, "small")
         each("added_p50_ms_c1", over(direct.load(1, seconds, files["small"])), 1, "small")
         each("rate_c512", lambda load: load.requests / load.seconds, 512, "small")
@@ -116,8 +115,8 @@ def main() -> None:
                 routers.pop(name, None)
                 row = Row(metric="cpu_us_per_request_c64", unit="us", ours=None, peer=name, spread=str(error))
                 missing.append(row)
-        rounds(routers, workers[0], files, quick=True)  # warms up
-        values = rounds(routers, workers[0], files, quick)
+        rounds(routers, workers[0], files, 1, 1)  # warms up
+        values = rounds(routers, workers[0], files, *((2, 1) if quick else (4, 3)))
     write(Path(__file__), rows(values) + missing, quick)
 
 
