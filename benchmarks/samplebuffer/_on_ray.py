@@ -1,6 +1,6 @@
 """Our Ray face, Ray's own Queue and bare Ray, on one local cluster: from a producer process to this one.
 
-Bare Ray is what any buffer in a Ray actor pays that passes references: for each batch one put (packs of 16 MiB when
+Bare Ray is what any buffer in a Ray actor pays that passes references: for each batch one put (packs of 32 MiB when
 it is larger), one call that brings the references to an actor, one that takes them from there, one get. It keeps no
 groups, bound, ledger or tickets, and notices no loss.
 

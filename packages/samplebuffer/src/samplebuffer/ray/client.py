@@ -30,7 +30,7 @@ from samplebuffer.state import Decodes, Encodes, parse
 from samplebuffer.stats import Stats
 from samplebuffer.values import Batch, Group, Ledger, Reason
 
-PACK_BYTES = 2**24
+PACK_BYTES = 2**25
 LINGER_S = 0.01  # long beside a call to the actor, short beside an episode
 
 decode_batch = msgspec.msgpack.Decoder(Batch).decode
