@@ -8,7 +8,18 @@ from random import Random
 
 import pytest
 
-from llmproxy import AffinityRouter, Fleet, GenerateRequest, LLMProxy, SimWorker, Slot, less_loaded
+from llmproxy import (
+    AffinityRouter,
+    Fleet,
+    GenerateRequest,
+    GenerateResult,
+    LLMProxy,
+    SimWorker,
+    Slot,
+    Span,
+    Timing,
+    less_loaded,
+)
 
 
 class Silent(SimWorker):
@@ -168,3 +179,43 @@ async def test_a_long_queue_is_avoided_even_by_few_requests() -> None:
     assert running.pop(busy) <= 7 and sum(running.values()) >= 6
     await proxy.close()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def later_turn(router: AffinityRouter, slot: Slot, name: str, cached: int) -> None:
+    result = GenerateResult([2] * 10, [0.0] * 10, [Span(0, 0, 10)], "stop", slot.id, Timing(cached_tokens=cached))
+    router.served(GenerateRequest(name, [1] * 100, 10), slot, result)
+    router.served(GenerateRequest(name, [1] * 100 + [2] * 10, 10), slot, result)
+
+
+def test_a_worker_that_loses_prefixes_is_full_until_it_finds_them_again() -> None:
+    router = AffinityRouter({"default": "H800"}, random=Random(0))
+    fleet = fleet_of(*mixed(1))
+    crowded, other = (slot for slot in fleet)
+    later_turn(router, crowded, "well", cached=90)
+    for i in range(5):
+        later_turn(router, crowded, f"t{i}", cached=0)
+    assert router.choose(request("new"), fleet) is other  # another class rather than one more
+    assert router.choose(request("t0"), fleet) is other  # nothing of it is left there
+    assert router.choose(request("well"), fleet) is crowded
+    for i in range(30):
+        later_turn(router, crowded, f"u{i}", cached=90)
+    assert router.choose(request("new"), fleet) is crowded
+    assert router.stats()["lost"] == 5 and router.stats()["fallback/default/H800/H20"] == 2
+
+
+def test_a_worker_that_never_tells_what_it_found_is_not_judged() -> None:
+    router = AffinityRouter(random=Random(0))
+    fleet = fleet_of(Silent("a"), Silent("b"))
+    slot = next(iter(fleet))
+    for i in range(20):
+        later_turn(router, slot, f"t{i}", cached=0)
+    assert all(router.choose(request(f"t{i}"), fleet) is slot for i in range(20))
+
+
+def test_a_trajectory_that_fell_back_stays_where_its_prefix_is() -> None:
+    router = AffinityRouter({"default": "H800"}, random=Random(0))
+    fleet = fleet_of(*mixed(1), gone=("H800-0",))
+    slot = place(router, fleet, request())
+    router.served(request(), slot)
+    fleet.refresh(lambda _: True)
+    assert router.choose(request(), fleet) is slot and router.choose(request("new"), fleet) is not slot

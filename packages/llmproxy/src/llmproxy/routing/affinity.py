@@ -15,7 +15,7 @@ from random import Random
 from msgspec import Struct
 
 from llmproxy.fleet import ANY, Fleet, Slot
-from llmproxy.values import GenerateRequest, GenerateResult
+from llmproxy.values import GenerateRequest, GenerateResult, Timing
 
 from .prefix import EMPTY, Chain, PrefixIndex
 from .router import less_loaded
@@ -93,10 +93,7 @@ class AffinityRouter:
             chain = self._index.add(request.prompt_ids, result.token_ids, slot.id, chain)
             tokens = len(request.prompt_ids) + len(result.token_ids)
             if home is not None and home.worker == slot.id and not home.lost:
-                lost = 2 * result.timing.cached_tokens < min(home.tokens, len(request.prompt_ids))
-                self._lost += lost
-                before = self._losing.get(slot.id, 0.0)
-                self._losing[slot.id] = before + _FORGET * (lost - before)
+                lost = self._judge(slot, min(home.tokens, len(request.prompt_ids)), result.timing)
         self._homes[request.trajectory_id] = Home(slot.id, chain, tokens, lost)
         if len(self._homes) > self._remember:
             self._homes.popitem(last=False)
@@ -109,6 +106,17 @@ class AffinityRouter:
     def stats(self) -> dict[str, int]:
         counts = {"stayed": self._stayed, "recognized": self._recognized, "lost": self._lost}
         return counts | {"homes": len(self._homes)} | {f"fallback/{path}": n for path, n in self._fell_back.items()}
+
+    def _judge(self, slot: Slot, expected: int, timing: Timing) -> bool:
+        """Whether the worker had lost the prefix; one that never told of a cached token says nothing of that."""
+        if timing.cached_tokens:
+            self._losing.setdefault(slot.id, 0.0)
+        if timing.prefill_worker or slot.id not in self._losing:
+            return False
+        lost = 2 * timing.cached_tokens < expected
+        self._lost += lost
+        self._losing[slot.id] += _FORGET * (lost - self._losing[slot.id])
+        return lost
 
     def _wanted(self, request: GenerateRequest, fleet: Fleet) -> str:
         return self._affinity.get(request.task) or self._affinity.get("default") or ANY

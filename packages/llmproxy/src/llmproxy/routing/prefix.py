@@ -8,7 +8,7 @@ stored sequence, bounded by forgetting the least recently used (tests/llmproxy/t
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -33,7 +33,7 @@ class PrefixIndex:
     def __init__(self, remember: int) -> None:
         self._remember = remember
         self._ends: OrderedDict[tuple[int, tuple[int, ...]], str] = OrderedDict()
-        self._tails: dict[int, Counter[int]] = {}  # for each hash: how many sequences end so many tokens after it
+        self._tails: dict[int, dict[int, int]] = {}  # for each hash: how many sequences end so many tokens after it
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -47,10 +47,10 @@ class PrefixIndex:
         chain = _extend(known, rest)
         tail = tuple(rest[(chain.blocks - known.blocks) * BLOCK :])
         key = (chain.hash, tail)
-        if key not in self._ends:
-            self._tails.setdefault(chain.hash, Counter())[len(tail)] += 1
+        if self._ends.pop(key, None) is None:
+            lengths = self._tails.setdefault(chain.hash, {})
+            lengths[len(tail)] = lengths.get(len(tail), 0) + 1
         self._ends[key] = place
-        self._ends.move_to_end(key)
         if len(self._ends) > self._remember:
             self._forget_oldest()
         return chain
