@@ -26,7 +26,7 @@ class Blank(list[Any]):
     def __bool__(self) -> bool:
         return self.size > 0
 
-    def __add__(self, other: Iterable[Any]) -> Blank:  # type: ignore[override]
+    def __add__(self, other: Iterable[Any]) -> Blank:
         assert isinstance(other, Sized)
         return Blank(self.size + len(other), getattr(other, "reply", 0))
 
@@ -36,4 +36,4 @@ class Blank(list[Any]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, list) and len(other) == self.size
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None

@@ -1,7 +1,7 @@
 """From a simulation's configuration to the parts of a run: engines, trainer, tasks, links, routers.
 
-They take the places of vLLM, the trainer's processes, environments and the weight store; everything else of the run is
-the product's own.
+They take the places of vLLM, the trainer's processes, environments and the weight store; everything else of the run
+is the product's own.
 """
 
 from __future__ import annotations
@@ -132,13 +132,12 @@ def _engines(simulation: Simulation, fleet: FleetConfig, nodes: list[Node]) -> l
         if number % each == 0:
             nodes.append(Node(len(nodes), Link(inf, constants.pull_gibs * GIB), weights))
         engine = Generator(
-            f"gen-{fleet.hardware}-{fleet.role[0]}{number}"
-            if fleet.role != "both"
-            else f"gen-{fleet.hardware}-{number}",
+            f"gen-{fleet.hardware}-{'' if fleet.role == 'both' else fleet.role}{number}",
             speed=speed,
             gpus=fleet.tensor_parallel,
             node=nodes[-1],
             pulls=stored,
+            probed=simulation.world.probe,
             role=fleet.role,
             context_limit=simulation.config.generation.max_model_len,
             update_s=update_s,

@@ -60,8 +60,8 @@ class TrainingConfig(_Section, frozen=True):
 
 
 class RewardsConfig(_Section, frozen=True):
-    """Where trajectories are scored: `inline` takes the profile's time and no device, `dedicated` a judge on devices of
-    its own, `serverless` functions that come and go. `judge_s` is the time of one call where the profile says none.
+    """Where trajectories are scored: `inline` takes the profile's time and no device, `dedicated` a judge on devices
+    of its own, `serverless` functions that come and go.
     """
 
     kind: Literal["inline", "dedicated", "serverless"] = "inline"
@@ -78,9 +78,9 @@ class RewardsConfig(_Section, frozen=True):
 class FaultConfig(_Section, frozen=True):
     """Something that goes wrong at `at` seconds and ends `for_s` later.
 
-    `node`: the engines of `count` nodes die and come back empty. `link`: the weight links carry `factor` of what they
-    should. `environments`: resets fail with probability `factor`, and take `slow` times as long. `freeze`: engines stop
-    answering.
+    `node`: the engines of `count` nodes die and come back empty. `freeze`: they stop answering. `link`: the weight
+    links carry `factor` of what they should. `environments`: resets fail with probability `factor`, and everything
+    takes `slow` times as long.
     """
 
     kind: Literal["node", "freeze", "link", "environments"]
@@ -108,6 +108,9 @@ class SimulateConfig(_Section, frozen=True):
     """Classes that the catalog does not have, or has otherwise."""
     calibration: dict[str, float] = msgspec.field(default_factory=dict)
     """Constants that differ from the catalog's."""
+    probe: bool = True
+    """The parity probe takes its turn behind the contexts that engines rebuild after an update; else it takes no
+    time, as in systems that have none."""
     stall_s: Positive = 50_000.0
     """Simulated seconds without a train step after which the run is taken to hang."""
     batch: Positive = 256.0
@@ -180,7 +183,7 @@ def _world(tree: Any) -> SimulateConfig:
 
 
 def _filled(tree: dict[str, Any], world: SimulateConfig) -> dict[str, Any]:
-    """The training configuration with what the simulated fleet says about its engines, and patience for large runs."""
+    """The training configuration with what the fleet says about its engines, and patience for large runs."""
     filled = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
     generation = filled.setdefault("generation", {})
     rollout = filled.setdefault("rollout", {})

@@ -12,7 +12,7 @@ from math import inf
 from llmproxy import GenerateRequest, GenerateResult, Partial
 from llmproxy.sim import Roofline, SimWorker
 from llmproxy.sim.engine import Job
-from llmproxy.values import Handoff, extend_partial
+from llmproxy.values import Handoff, Span, extend_partial
 from llmproxy.worker import Role
 from rollart.simulate.blank import Blank
 from rollart.simulate.links import Link
@@ -71,11 +71,13 @@ class Generator(SimWorker):
         gpus: int,
         node: Node,
         pulls: bool,
+        probed: bool,
         role: Role,
         context_limit: int,
         update_s: float,
     ) -> None:
-        """`pulls` says that versions come through the node's link; else they are broadcast in an update."""
+        """`pulls` says that versions come through the node's link; else they are broadcast in an update.
+        Without `probed`, requests that are no trajectory's turn are answered at once."""
         super().__init__(
             id,
             hardware=speed.device.name,
@@ -90,9 +92,12 @@ class Generator(SimWorker):
         self.generations = 0
         self.node = node
         self._pulls = pulls
+        self._probed = probed
         self.busy = Busy()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
+        if not self._probed and not isinstance(request.prompt_ids, Blank):
+            return self._at_once(request)
         self.generations += 1
         self.busy.enter()
         try:
@@ -106,6 +111,12 @@ class Generator(SimWorker):
             return await super().prefill(request)
         finally:
             self.busy.leave()
+
+    def _at_once(self, request: GenerateRequest) -> GenerateResult:
+        version, made = self.version, request.budget
+        assert version is not None
+        logprobs = [-float(position) for position in range(made)]
+        return GenerateResult([version] * made, logprobs, [Span(version, 0, made)], "length", self.id)
 
     async def prefetch(self, version: int) -> None:
         await super().prefetch(version)  # raises for a dead one

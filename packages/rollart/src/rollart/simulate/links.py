@@ -1,8 +1,8 @@
 """Links that several transfers share.
 
-Every transfer under way gets an equal part of the capacity, and no more than one stream reaches; all advance alike, so
-one counter of bytes orders their ends. Invariants (tests/rollart/test_rollart_simulate_links.py): what arrives a second
-never exceeds the capacity, and a transfer alone takes its bytes over the rate of a stream.
+Every transfer under way gets an equal part of the capacity, and no more than one stream reaches; all advance alike,
+so one counter of bytes orders their ends. Invariants (tests/rollart/test_rollart_simulate_links.py): what arrives a
+second never exceeds the capacity, and a transfer alone takes its bytes over the rate of a stream.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A simulated run: the product's own run on a loop whose time jumps to the next event.
 
 Invariants, checked after every simulation (tests/rollart/test_rollart_simulate_run.py): the ledger balances in every
-row, no mode that evicts trains a trajectory past the bound, every iteration ends, and the same configuration gives the
-same rows.
+row, no mode that evicts trains a trajectory past the bound, every iteration ends, and the same configuration gives
+the same rows.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ Sampler = Callable[[Random], float]
 
 
 class Spread(Struct, frozen=True, forbid_unknown_fields=True):
-    """A positive quantity. `lognormal` and `normal` have `mean` and `std`, clipped to `low` and `high`; `uniform` lies
-    between them.
+    """A positive quantity. `lognormal` and `normal` have `mean` and `std`, clipped to `low` and `high`; `uniform`
+    lies between them.
     """
 
     mean: float = 0.0

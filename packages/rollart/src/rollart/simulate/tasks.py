@@ -103,7 +103,7 @@ class ProfileEnv:
 
 
 class Recorded(Struct, frozen=True):
-    """An episode of a trace file: for each turn the tokens of its observation, of its reply, and seconds of its step."""
+    """An episode of a trace file. Turns are tokens of the observation, tokens of the reply, seconds of the step."""
 
     turns: list[tuple[int, int, float]]
     reset_s: float = 0.0

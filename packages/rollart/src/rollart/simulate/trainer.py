@@ -77,7 +77,7 @@ def swap_seconds(shape: Shape, gpus: int, tensor_parallel: int, host_bytes_s: fl
 
 
 class SimTrainer:
-    """Stands where the trainer stands. Log-probabilities are those that simulated engines report: minus the position."""
+    """Stands where the trainer stands. Its log-probabilities are what simulated engines say: minus the position."""
 
     def __init__(self, shape: Shape, rates: Rates, passes: Passes, push: Link | None) -> None:
         """`push` is None where weights are broadcast."""
