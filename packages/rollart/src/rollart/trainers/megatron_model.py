@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rollart.errors import ConfigError
 from rollart.trainers.config import TrainerConfig
-from rollart.trainers.megatron_names import Place, from_hf
+from rollart.trainers.megatron_names import Place, cut_dimension, from_hf
 from rollart.trainers.model_folder import ModelFolder
 
 
@@ -56,10 +56,19 @@ def build(folder: ModelFolder, config: TrainerConfig, device: torch.device) -> t
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(from_hf(name, folder.tensor, place))
+            _mark(parameter, cut_dimension(name, place))
     if model.post_process:
         # The output layer is applied by `token_logprobs`, to the tokens that train alone and piece by piece.
         model.output_layer.forward = lambda hidden, **_: (hidden, None)
     return model, place
+
+
+def _mark(parameter: Any, dim: int | None) -> None:
+    """Says which parameters are cut, by which the norm of the gradient is taken; Megatron's initialization would."""
+    from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+
+    if not hasattr(parameter, "tensor_model_parallel"):
+        set_tensor_model_parallel_attributes(parameter, dim is not None, -1 if dim is None else dim, 1)
 
 
 def output_weight(model: Any) -> Tensor:

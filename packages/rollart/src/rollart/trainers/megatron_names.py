@@ -117,6 +117,12 @@ def to_hf(name: str, tensor: Tensor, place: Place) -> list[Part]:
     return [part(target, tensor, dim)]
 
 
+def cut_dimension(name: str, place: Place) -> int | None:
+    """The dimension along which tensor parallelism cuts a parameter; None for one that every rank has whole."""
+    prefix, inner = _split(name, place)
+    return 0 if inner in (_QKV, _GATE_UP) else (_IN_LAYER if prefix else _TOP)[inner][1]
+
+
 def _split(name: str, place: Place) -> tuple[str, str]:
     """The Hugging Face prefix of a layer's parameter (empty outside of layers), and its name within the layer."""
     found = _LAYER.match(name)

@@ -25,7 +25,10 @@ from weightsync import Shard
 
 
 class MegatronTrainer(Trainer):
-    """Trains this rank's share of a Hugging Face folder; the process group must be initialized before."""
+    """Trains this rank's share of a Hugging Face folder; the process group must be initialized before.
+
+    A process has one at a time: Megatron keeps its groups in the process.
+    """
 
     def __init__(self, model_dir: str | Path, config: TrainerConfig) -> None:
         super().__init__(model_dir, config)
@@ -38,16 +41,15 @@ class MegatronTrainer(Trainer):
         from rollart.trainers.megatron_model import build
 
         self._parallel = parallel_state
-        if not parallel_state.model_parallel_is_initialized():
-            parallel_state.initialize_model_parallel(config.tensor_parallel, config.pipeline_parallel)
-            tensor_parallel.model_parallel_cuda_manual_seed(config.seed + 1)
+        parallel_state.initialize_model_parallel(config.tensor_parallel, config.pipeline_parallel)
+        tensor_parallel.model_parallel_cuda_manual_seed(config.seed + 1)
         self.module, self._place = build(self.folder, config, self.device)
         self._reference: Any = None
         if config.objective.needs_reference:
             self._reference, _ = build(self.folder, config, self.device)
         self._model, self.optimizer = _trained(self.module, config)
 
-    def stream(self) -> Iterator[tuple[str, Tensor]]:
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
         held = {part.name: part for part in self._parts()} if self._publishes else {}
         for name in self.folder.files:
             tied = self._place.tied and name == "lm_head.weight"
@@ -70,6 +72,9 @@ class MegatronTrainer(Trainer):
     def restore(self, folder: str | Path) -> None:
         self.version = restore_rank(folder, self.rank, self.config, self.module, self.optimizer)
         dist.barrier()
+
+    def close(self) -> None:
+        self._parallel.destroy_model_parallel()
 
     @property
     def _part(self) -> tuple[int, int]:

@@ -38,15 +38,11 @@ class TorchTrainer(Trainer):
             weight_decay=config.weight_decay,
         )
 
-    def stream(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self.model.state_dict().items():
-            yield name, self._published(_whole(tensor))
-
     def shards(self) -> tuple[dict[str, Tensor], dict[str, Shard]]:
         tensors: dict[str, Tensor] = {}
         shards: dict[str, Shard] = {}
         for name, tensor in self.model.state_dict().items():
-            tensors[name] = self._published(tensor.to_local().detach() if self.world > 1 else tensor)
+            tensors[name] = self._published(tensor.to_local() if self.world > 1 else tensor)
             if self.world > 1:
                 size = tensor.shape[0]
                 start = min(self.rank * -(-size // self.world), size)
@@ -68,6 +64,10 @@ class TorchTrainer(Trainer):
 
     def restore(self, folder: str | Path) -> None:
         self.load_state_dict(TrainerState.load(folder))
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.model.state_dict().items():
+            yield name, _whole(tensor)
 
     @property
     def _part(self) -> tuple[int, int]:
@@ -103,10 +103,6 @@ class TorchTrainer(Trainer):
         if self.world > 1:
             _shard(scorer, self.config)
         return scorer
-
-    def _published(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.detach()
-        return tensor.bfloat16() if self.config.dtype == "bfloat16" else tensor
 
 
 class _Scorer(nn.Module):

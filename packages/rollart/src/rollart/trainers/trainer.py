@@ -133,9 +133,13 @@ class Trainer(ABC):
         """The weights by Hugging Face name, whole. They may alias the live ones: use them before the next step."""
         return dict(self.stream())
 
-    @abstractmethod
     def stream(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights by Hugging Face name, each whole, one at a time."""
+        """The weights by Hugging Face name, each whole, one at a time, in the type that is published."""
+        for name, tensor in self._weights():
+            yield name, self._published(tensor)
+
+    def close(self) -> None:  # noqa: B027  (most keep nothing)
+        """Let go of what the backend keeps in the process. The process group stays: it is the caller's."""
 
     @abstractmethod
     def shards(self) -> tuple[dict[str, Tensor], dict[str, Shard]]:
@@ -155,9 +159,16 @@ class Trainer(ABC):
 
     def export(self, folder: str | Path) -> None:
         """Write a Hugging Face folder that transformers and vLLM load: names and types are the original folder's."""
-        self.folder.write(folder, self.stream(), writes=self.rank == 0)
+        self.folder.write(folder, self._weights(), writes=self.rank == 0)
         if self.world > 1:
             dist.barrier()
+
+    @abstractmethod
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights by Hugging Face name, each whole, one at a time, as precise as they are held."""
+
+    def _published(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().to(getattr(torch, self.config.dtype))
 
     @abstractmethod
     def _optimizer_groups(self) -> list[dict[str, Any]]:
