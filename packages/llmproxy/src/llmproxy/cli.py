@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import importlib
 import logging
 import os
@@ -166,6 +167,10 @@ async def _serve(options: argparse.Namespace) -> None:
     port = await gateway.start(options.host, options.port)
     for worker in workers:
         gateway.expect(worker)
+    # What lives now lives on, and requests end by reference count: the collector need not look often.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     print(f"serving on http://{options.host}:{port}", flush=True)
     try:
         await _signalled()
