@@ -68,6 +68,15 @@ def test_a_batch_is_whole_groups_oldest_start_first() -> None:
     assert buf.get_batch_nowait() is None
 
 
+def test_a_trainer_version_that_is_none_takes_no_batch() -> None:
+    buf = buffer()
+    for ticket in take(buf, 4):
+        run(ticket)
+    with pytest.raises(TypeError):
+        buf.get_batch_nowait(trainer_version="1")  # type: ignore[arg-type]
+    assert buf.ledger.delivered == 0 and buf.get_batch_nowait(trainer_version=1) is not None
+
+
 def test_capacity_bounds_the_groups_alive_and_a_batch_frees_it() -> None:
     buf = buffer(alpha=0.5, spare_groups=1)
     tickets = take_all(buf)

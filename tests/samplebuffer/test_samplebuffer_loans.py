@@ -7,6 +7,7 @@ from itertools import count
 from samplebuffer.core import Core
 from samplebuffer.limits import make_limits
 from samplebuffer.loans import confirm, drop, reclaim
+from samplebuffer.state import MsgpackCodec, load, save
 from samplebuffer.tasks import Tasks
 from samplebuffer.values import Batch
 
@@ -84,3 +85,16 @@ def test_lost_payloads_count_in_the_budget() -> None:
     assert core.book.ledger.failed == 3 and core.book.ledger.balanced
     ticket = core.take_ticket()
     assert ticket is not None and ticket.group_id == 1
+
+
+def test_what_is_lent_is_alive_in_a_state_and_its_key_comes_again_when_it_has_grown_stale() -> None:
+    core = full_core()
+    batch = lend(core)
+    fresh = load(save(core, MsgpackCodec()), count(), MsgpackCodec(), True)
+    again = fresh.take_batch()
+    assert again is not None and [group.key for group in again.groups] == [group.key for group in batch.groups]
+    core.advance(2)
+    old = load(save(core, MsgpackCodec()), count(), MsgpackCodec(), True)
+    ticket = old.take_ticket()
+    assert ticket is not None and ticket.key == batch.groups[0].key
+    assert old.book.ledger.stale == 8 and old.book.ledger.balanced and core.book.ledger.delivered == 4

@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from samplebuffer import Batch, Closed, Exhausted, Group, SampleBuffer, SampleBufferError, Starved, Ticket
 from samplebuffer.group import OpenGroup
 from samplebuffer.loans import confirm, drop, reclaim
+from samplebuffer.tasks import Task
 
 
 def members(group: OpenGroup) -> set[int]:
@@ -306,11 +307,15 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(closes=st.booleans())
     def save_and_restore(self, closes: bool) -> None:
         """A process dies (perhaps after closing) and another goes on; whatever ran is issued again."""
-        self.delivered += [group for batch in self.lent for group in batch.groups]  # what the state says of them
-        self.lent.clear()
+        core = self.buf.core
         state = self.buf.state_dict()
-        alive = {g.id: [s.ticket_id for s in g.done] for g in self.buf.core.groups.values()}
-        waiting, ledger = list(self.buf.core.tasks.waiting), self.buf.ledger
+        cut = self.version - self.buf.stats().max_staleness
+        stale = [group for group in core.lent.values() if min(s.start_version for s in group.done) < cut]
+        kept = [group for group in core.lent.values() if group not in stale]
+        alive = {g.id: [s.ticket_id for s in g.done] for g in [*core.groups.values(), *kept]}
+        waiting = [Task(group.key, group.lost) for group in stale] + list(core.tasks.waiting)
+        ledger, in_lent = self.buf.ledger, self.sizes["group_size"] * len(kept)
+        self.lent.clear()
         self.buf.close()
         if closes:
             assert self.buf.state_dict() == state
@@ -323,7 +328,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.buf = SampleBuffer.restore(wire, self.keys(), keep=self.judge if self.keep else None)
         self.closed = False
         after = self.buf.ledger
-        assert (after.running, after.buffered, after.issued) == (0, ledger.buffered, ledger.issued)
+        assert (after.running, after.buffered, after.issued) == (0, ledger.buffered + in_lent, ledger.issued)
         assert after.cancelled == ledger.cancelled + ledger.running
         assert {g.id: [s.ticket_id for s in g.done] for g in self.buf.core.groups.values()} == alive
         assert list(self.buf.core.tasks.waiting) == waiting

@@ -236,9 +236,9 @@ async def test_events_are_handed_on_in_order_whichever_reply_came_first() -> Non
     link = Link.__new__(Link)
     link._early, link._expected = {}, (0, 0)
     link._on_events = lambda events: got.append((events.joined, events.number))
-    for joined, number in [(1, 1), (1, 2), (1, 0), (1, 4), (2, 1), (1, 3), (2, 0)]:
+    for joined, number in [(1, 1), (1, 2), (1, 0), (1, 4), (2, 1), (1, 3), (2, 0), (1, 5)]:
         link._hand_on(wire.Events(joined, number))
-    assert got == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
+    assert got == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)] and not link._early
 
 
 async def test_what_is_said_of_many_tickets_shares_packs_and_calls(monkeypatch: pytest.MonkeyPatch) -> None:

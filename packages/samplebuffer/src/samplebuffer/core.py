@@ -317,6 +317,7 @@ class Core:
         """A batch of the oldest complete groups; None when it can not be filled yet. See `loans` for `lend`."""
         if self.closed:
             raise Closed("the buffer is closed")
+        trainer_version = self.version if trainer_version is None else index(trainer_version)
         size = self._batch_size(partial)
         if size == 0:
             return None
@@ -329,7 +330,7 @@ class Core:
         batch = Batch(
             groups=[group.whole for group in groups if group.whole is not None],
             version=self.version,
-            trainer_version=self.version if trainer_version is None else trainer_version,
+            trainer_version=trainer_version,
             ledger=self.book.ledger,
         )
         self.book.count_delivered(batch)

@@ -87,23 +87,31 @@ class BufferState(msgspec.Struct):
 
 
 def save(core: Core, codec: Encodes) -> dict[str, Any]:
-    """The state as a dictionary of builtins, payloads as bytes."""
-    ledger = core.book.ledger
+    """The state as a dictionary of builtins, payloads as bytes. What is lent has not been handed out yet: it is alive
+    in the state, or, where it has grown stale on the way, its key is issued again."""
+    book, ends = core.book, core.group_ends
+    cut = core.limits.oldest(core.version)
+    stale = [group for group in core.lent.values() if any(group.stale(cut))]
+    alive = [*core.groups.values(), *(group for group in core.lent.values() if group not in stale)]
+    size = core.limits.group_size
     state = BufferState(
         format=FORMAT,
         limits=core.limits,
         version=core.version,
         drawn=core.tasks.drawn,
-        waiting=list(core.tasks.waiting),
-        issued=core.book.issued,
+        waiting=[*(Task(group.key, group.lost) for group in stale), *core.tasks.waiting],
+        issued=book.issued,
         opened=core.opened,
-        ended=core.book.ended | {"cancelled": ledger.cancelled + ledger.running},
-        group_ends=dict(core.group_ends),
+        ended=book.ended
+        | {
+            "cancelled": book.ended["cancelled"] + book.ledger.running,
+            "delivered": book.ended["delivered"] - size * len(core.lent),
+            "stale": book.ended["stale"] + size * len(stale),
+        },
+        group_ends=ends
+        | {"delivered": ends["delivered"] - len(core.lent), "recycled": ends["recycled"] + len(stale)},
         given_up=list(core.given_up),
-        groups=[
-            GroupState(group.id, group.key, group.lost, group.issued, [_encoded(s, codec) for s in group.done])
-            for group in core.groups.values()
-        ],
+        groups=[GroupState(g.id, g.key, g.lost, g.issued, [_encoded(s, codec) for s in g.done]) for g in alive],
     )
     builtins: dict[str, Any] = msgspec.to_builtins(state, builtin_types=(bytes,))
     return builtins

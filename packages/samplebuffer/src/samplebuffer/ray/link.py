@@ -169,6 +169,8 @@ class Link:
 
     def _hand_on(self, events: wire.Events) -> None:
         """Hand events on in the order in which they happened, whichever reply came first."""
+        if events.joined < self._expected[0]:
+            return  # of a time before the actor gave this client up
         if events.joined > self._expected[0]:
             self._expected = (events.joined, 0)
             self._early.clear()
