@@ -72,7 +72,7 @@ def test_bad_sizes_are_named(field, value) -> None:
         SampleBuffer([], **(GOOD | {field: value}))
 
 
-@pytest.mark.parametrize("version", [-1, 1.0, "1"])
+@pytest.mark.parametrize("version", [-1, 1.0, "1", True])
 def test_a_bad_version_is_named(version) -> None:
     with pytest.raises(InvalidConfig, match="version"):
         SampleBuffer([], batch_groups=1, group_size=1, version=version)

@@ -291,6 +291,12 @@ def test_bad_packing_is_named(sizes: dict[str, Any]) -> None:
         RayBuffer(None, **sizes)
 
 
+@pytest.mark.parametrize("sizes", [{"lease": 0.0}, {"lease": float("inf")}, {"version": -1}, {"alpha": "x"}])
+def test_what_no_actor_could_start_with_is_named_before_it_starts(sizes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig, match=next(iter(sizes))):
+        RayBuffer.create([], **({"batch_groups": 1, "group_size": 1} | sizes))
+
+
 async def test_nothing_is_lost_or_doubled_when_processes_of_64_producers_are_killed() -> None:
     """kill -9 at any moment: while tickets run, while payloads are under way, with payloads in the queue."""
     buf = RayBuffer.create(range(10_000), batch_groups=4, group_size=8, alpha=1, max_replacements=1000, lease=3.0)

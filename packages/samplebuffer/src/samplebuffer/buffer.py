@@ -19,8 +19,8 @@ from typing import Any
 from samplebuffer import state
 from samplebuffer.book import staleness, staleness_of
 from samplebuffer.core import Core
-from samplebuffer.errors import Closed, InvalidConfig
-from samplebuffer.limits import make_limits
+from samplebuffer.errors import Closed
+from samplebuffer.limits import check_version, make_limits
 from samplebuffer.stats import Groups, OffPolicy, Stats, Waits
 from samplebuffer.tasks import Tasks
 from samplebuffer.ticket import Ticket
@@ -51,8 +51,7 @@ class SampleBuffer:
         default twice the members launched). `keep` judges whole groups. `length` measures payloads, for histograms.
         `evict=False` bounds staleness at admission only, by the capacity: what others do, to be compared with.
         """
-        if not isinstance(version, int) or version < 0:
-            raise InvalidConfig("version", version, "give the served version, an integer of at least 0")
+        check_version(version)
         limits = make_limits(batch_groups, group_size, alpha, spare_groups, spare_members, max_replacements, evict)
         self._start(Core(Tasks(tasks), limits, keep=keep, length=length, version=version))
 

@@ -78,6 +78,12 @@ def make_limits(
     )
 
 
+def check_version(version: int) -> None:
+    """Refuse what no version can be."""
+    if not isinstance(version, int) or isinstance(version, bool) or version < 0:
+        raise InvalidConfig("version", version, "give the served version, an integer of at least 0")
+
+
 def _exact(alpha: float | Fraction) -> str:
     try:
         exact = Fraction(str(alpha))

@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError, RayError
 
 from samplebuffer.buffer import DEFAULT_CODEC
 from samplebuffer.errors import BufferLost, Closed, InvalidConfig, SampleBufferError
-from samplebuffer.limits import make_limits
+from samplebuffer.limits import check_version, make_limits
 from samplebuffer.ray import wire
 from samplebuffer.ray.actor import BufferActor
 from samplebuffer.ray.link import Link
@@ -86,6 +86,7 @@ class RayBuffer:
         runs in the actor, and sees rewards and versions but no payloads. A client that is silent for `lease` seconds
         is given up.
         """
+        check_version(sizes.get("version", 0))
         defaults = {"alpha": 1, "spare_groups": 0, "spare_members": 0, "max_replacements": None}
         make_limits(**(defaults | {name: value for name, value in sizes.items() if name not in ("keep", "version")}))
         return cls(_start(tasks, lease, sizes, actor_options), pack_bytes=pack_bytes, linger=linger, length=length)
@@ -294,6 +295,8 @@ class RayBuffer:
 
 
 def _start(tasks: Any, lease: float, options: dict[str, Any], actor_options: dict[str, Any] | None) -> Any:
+    if not 0 < lease < inf:
+        raise InvalidConfig("lease", lease, "give a finite number of seconds above 0")
     actor = ray.remote(BufferActor).options(**({"num_cpus": 0} | (actor_options or {})))
     return actor.remote(tasks, lease, options)
 
