@@ -16,9 +16,12 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from resmgr import Infeasible, Pool, Request, ResourceManager
 from rollart.distributed import (
     ActorOptions,
+    Call,
     Cluster,
+    Layout,
     NotRunning,
     RaySession,
     RemoteError,
@@ -148,8 +151,21 @@ async def test_methods_keep_signature_and_docstring(pair: Cluster) -> None:
 
     assert str(inspect.signature(pair.who)) == "(suffix: str = '') -> str"
     assert pair.who.__doc__ == "Says which worker it is."
+    assert {"who", "double"} < set(dir(pair))
     with pytest.raises(AttributeError, match="no 'nothing'; methods with a decorator: child, double"):
         pair.nothing()
+
+
+def typing_example(cluster: Cluster, batch: list[int]) -> tuple[Call, list[int]]:
+    """What a type checker is to accept, and does: these tests are checked."""
+    call: Call = cluster.double(batch, factor=2)
+    doubled: list[int] = call.result(timeout=30)
+    return call, doubled
+
+
+async def test_the_typing_example_runs(pair: Cluster) -> None:
+    call, doubled = await asyncio.to_thread(typing_example, pair, [1, 2])
+    assert isinstance(call, Call) and doubled == [2, 4]
 
 
 async def test_plain_methods_run_in_one_thread(pair: Cluster) -> None:
@@ -273,47 +289,27 @@ class Broken(Worker):
         return os.getpid()
 
 
-class Bound:
-    def __init__(self, hardware: str, amount: float) -> None:
-        self.id = hardware
-        self.hardware, self.amount = hardware, amount
-        self.fell_back = False
-        self.allocations: tuple[Any, ...] = ()
-
-
-class Requested:
-    def __init__(self, prefer: str, amount: float, fallback: tuple[str, ...] = ()) -> None:
-        self.prefer, self.fallback, self.amount = [prefer], list(fallback), amount
-
-
-class Resources:
-    """Grants everything, and remembers what has not been given back."""
-
-    def __init__(self) -> None:
-        self.held: list[str] = []
-
-    async def bind(self, request: Any, timeout: float | None = None) -> Bound:
-        self.held.append(request.prefer[0])
-        return Bound(request.prefer[0], request.amount)
-
-    async def release(self, binding: Bound) -> None:
-        self.held.remove(binding.id)
-
-    async def status(self) -> Any:
-        raise NotImplementedError
+@pytest_asyncio.fixture(loop_scope="module")
+async def resources(tmp_path: Path) -> AsyncIterator[ResourceManager]:
+    async with await ResourceManager.connect(f"embedded:{tmp_path / 'store'}") as rm:
+        for hardware in ("H800", "H20", "cpu"):
+            await rm.register(Pool(hardware.lower(), hardware=hardware, total=4))
+        yield rm
 
 
 @pytest.mark.parametrize("how", ["raise", "kill"])
-async def test_failed_setup_leaves_nothing(session: RaySession, tmp_path: Path, how: str) -> None:
-    resources = Resources()
+async def test_failed_setup_leaves_nothing(
+    session: RaySession, resources: ResourceManager, tmp_path: Path, how: str
+) -> None:
     options = ActorOptions(logs=tmp_path)
-    cluster = Cluster(Broken, resources, 2, request=Requested("cpu", 2), options=options, how=how)
+    request = Request("broken", prefer=["cpu"], amount=2)
+    cluster = Cluster(Broken, resources, 2, request=request, options=options, how=how)
     with pytest.raises(WorkerDied, match="about to break") as caught:
         async with asyncio.timeout(40):
             await cluster.start()
     assert caught.value.worker == "broken-1"
     assert how == "kill" or "no such device" in caught.value.reason
-    assert resources.held == [] and cluster.members == ()
+    assert resources.bindings == {} and cluster.members == ()
     with pytest.raises(NotRunning, match="await its start"):
         cluster.pid()
 
@@ -354,6 +350,20 @@ async def test_a_serverless_attribute_calls_its_function(session: RaySession, ju
     assert rewards == [3.0, 5.0, 7.0]
 
 
+async def test_it_may_be_a_function_that_rollart_serves(session: RaySession) -> None:
+    from rollart.serverless import FunctionServer, Settings
+
+    async with FunctionServer(Settings(function="builtins:len", port=0)) as server:
+
+        class Counting(Worker):
+            @register_serverless(attr="count", url=server.url)
+            async def length(self, value: list[int]) -> float:
+                return float(await self.count(value))  # type: ignore[attr-defined]
+
+        async with Cluster(Counting, role="counting") as cluster:
+            assert await cluster.length([1, 2, 3]) == 3.0
+
+
 async def test_ray_options_place_each_worker(session: RaySession) -> None:
     """`place` has the last word on what an actor asks for; too much is a start that times out, by name."""
     options = ActorOptions(place=lambda info: {"num_cpus": 100 + info.rank}, start_timeout=2)
@@ -371,9 +381,8 @@ class Gen(Worker):
         return os.getpid()
 
 
-async def test_affinity_routes_by_tag_and_falls_back(session: RaySession) -> None:
-    resources = Resources()
-    requests = [Requested("H800", 1, ("H20",)), Requested("H20", 1, ("H800",))]
+async def test_affinity_routes_by_tag_and_falls_back(session: RaySession, resources: ResourceManager) -> None:
+    requests = [Request("gen", ["H800"], ["H20"]), Request("gen", ["H20"], ["H800"])]
     async with Cluster(Gen, resources, 2, request=requests) as cluster:
         assert await cluster.generate({"tag_name": "FrozenLake"}) == "H800"
         assert await cluster.generate({"task": "math"}) == "H20"
@@ -384,4 +393,69 @@ async def test_affinity_routes_by_tag_and_falls_back(session: RaySession) -> Non
             await cluster.died
         assert await cluster.generate({"tag_name": "FrozenLake"}) == "H20"
         assert cluster.stats().fallbacks == 1
-    assert resources.held == []
+    assert resources.bindings == {}
+
+
+async def test_resources_are_bound_for_all_workers_or_none(session: RaySession, resources: ResourceManager) -> None:
+    requests = [Request("gen", ["H800"], amount=4), Request("gen", ["H20"], amount=5)]
+    with pytest.raises(Infeasible):
+        await Cluster(Gen, resources, 9, request=requests).start()
+    with pytest.raises(ValueError, match=r"size=3 workers do not divide over the granted amounts \[4.0, 4.0\]"):
+        await Cluster(Gen, resources, 3, request=[requests[0], Request("gen", ["H20"], amount=4)]).start()
+    assert resources.bindings == {}
+
+
+class Sum(Worker):
+    """Two data-parallel ranks of two tensor-parallel ones each."""
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.rank // 2, 2, collects=self.rank % 2 == 0)
+
+    @register("dp_dispatch")
+    def total(self, batch: list[int], *, scale: int = 1) -> list[int]:
+        """The rank and the sum of its share."""
+        return [self.rank, scale * sum(batch)]
+
+    @register("execute_all")
+    def kind(self, value: Any, nested: list[Any]) -> tuple[str, str]:
+        return type(value).__name__, type(nested[0]).__name__
+
+
+async def test_batches_are_split_by_the_layout_and_collected_once(session: RaySession) -> None:
+    async with Cluster(Sum, size=4, role="sum") as cluster:
+        assert await cluster.total([1, 2, 3, 4, 5], scale=10) == [0, 30, 2, 120]
+
+
+async def test_object_references_pass_through(session: RaySession) -> None:
+    """The driver does not fetch them: as an argument Ray gives the worker the value, inside others the reference."""
+    import ray
+
+    async with Cluster(Sum, size=2, role="refs") as cluster:
+        reference = ray.put(list(range(3)))
+        assert await cluster.kind(reference, [reference]) == [("list", "ObjectRef")] * 2
+
+
+class Half(Worker):
+    """Plain methods, of which one gives an awaitable."""
+
+    @register("round_robin")
+    def later(self) -> Any:
+        return asyncio.sleep(0, "later")
+
+    @register("round_robin")
+    def thread(self) -> str:
+        return threading.current_thread().name
+
+    def setup(self) -> None:
+        self.first = threading.current_thread().name
+
+    @register("round_robin")
+    def set_up_in(self) -> str:
+        return self.first
+
+
+async def test_a_plain_worker_has_one_thread_and_may_give_awaitables(session: RaySession) -> None:
+    async with Cluster(Half, role="plain") as cluster:
+        assert await cluster.later() == "later"
+        assert {await cluster.thread() for _ in range(3)} == {await cluster.set_up_in()}

@@ -11,7 +11,7 @@ from rollart.distributed import Cluster, Layout, NotRunning, Worker, affinity_of
 from rollart.distributed.carry import carried
 from rollart.distributed.decorators import Marks, Serverless, marked_methods, register_serverless
 from rollart.distributed.dispatch import dp_dispatch, shard, tag_of
-from rollart.distributed.placement import Seat, bind_all, default_requests, fallbacks, seats
+from rollart.distributed.placement import Seat, default_requests, fallbacks, seats
 
 
 class Gen(Worker):
@@ -127,19 +127,6 @@ def test_fallbacks_are_those_of_the_requests() -> None:
 
 
 class Resources:
-    def __init__(self, failing: str = "") -> None:
-        self.failing = failing
-        self.held: list[Any] = []
-
-    async def bind(self, request: Any, timeout: float | None = None) -> Any:
-        if request.prefer[0] == self.failing:
-            raise TimeoutError
-        self.held.append(request)
-        return request
-
-    async def release(self, binding: Any) -> None:
-        self.held.remove(binding)
-
     async def status(self) -> Any:
         class Status:
             pools = (Pool("H800"), Pool("H20"), Pool("H800"))
@@ -152,20 +139,14 @@ class Pool:
         self.hardware = hardware
 
 
-async def test_binding_is_all_or_nothing() -> None:
-    resources = Resources(failing="H20")
-    with pytest.raises(TimeoutError):
-        await bind_all(resources, [Asked(["H800"], []), Asked(["H20"], [])], None)
-    assert resources.held == []
-
-
 async def test_default_requests_come_from_affinity_or_pools() -> None:
-    both = await default_requests(Resources(), Gen, "gen", 3)
+    resources: Any = Resources()
+    both = await default_requests(resources, Gen, "gen", 3)
     assert [(r.prefer, r.fallback, r.amount, r.gang) for r in both] == [
         (["H800"], ["H20"], 1, True),
         (["H20"], ["H800"], 2, True),
     ]
-    (one,) = await default_requests(Resources(), Worker, "train", 4)
+    (one,) = await default_requests(resources, Worker, "train", 4)
     assert (one.role, one.prefer, one.amount) == ("train", ["H800", "H20"], 4)
 
 

@@ -11,7 +11,9 @@ from rollart.distributed.errors import (
     SessionFailed,
     WorkerDied,
 )
+from rollart.distributed.failover import FailoverStats
 from rollart.distributed.member import ActorOptions
+from rollart.distributed.placement import on_node
 from rollart.distributed.session import RaySession
 from rollart.distributed.worker import Layout, Worker, WorkerInfo
 
@@ -21,6 +23,7 @@ __all__ = [
     "Cluster",
     "ClusterStats",
     "DistributedError",
+    "FailoverStats",
     "Layout",
     "NoTarget",
     "NotRunning",
@@ -32,6 +35,7 @@ __all__ = [
     "WorkerInfo",
     "affinity_of",
     "hw_mapping",
+    "on_node",
     "register",
     "register_serverless",
 ]

@@ -20,7 +20,9 @@ from rollart.distributed.member import Member
 
 
 class Part(msgspec.Struct):
-    """One worker's share of a call: the reference to its result, and how to repeat it where that is allowed."""
+    """One worker's share of a call: the reference to its result, and how to repeat it where that is allowed. Without
+    a reference it is to be made once the worker is up again.
+    """
 
     member: Member
     method: str
@@ -29,11 +31,13 @@ class Part(msgspec.Struct):
 
     async def wait(self) -> Any:
         try:
-            return await self.member.wait(self.reference, self.method)
+            if self.reference is not None:
+                return await self.member.wait(self.reference, self.method)
         except WorkerDied:
             if self.again is None:
                 raise
         await self.member.settled.wait()
+        assert self.again is not None
         self.reference = self.again()
         return await self.wait()
 
@@ -57,6 +61,9 @@ class Call:
         """Block until the result is there; not on a running event loop. Nothing is repeated. Raises TimeoutError."""
         import ray
 
+        for part in self._parts:
+            if part.reference is None:
+                part.member.check()
         parts = {part.reference: part for part in self._parts}
         pending = list(parts)
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -23,26 +23,22 @@ from rollart.distributed.call import Call, Part, together
 from rollart.distributed.decorators import Marks, marked_methods
 from rollart.distributed.dispatch import Args, Plan, dp_dispatch, execute_all, execute_one, tag_of
 from rollart.distributed.errors import NoTarget, NotRunning, WorkerDied
+from rollart.distributed.failover import Failover, FailoverStats
 from rollart.distributed.member import ActorOptions, Member
-from rollart.distributed.placement import (
-    Resources,
-    Seat,
-    bind_all,
-    default_requests,
-    fallbacks,
-    release_all,
-    seats,
-)
+from rollart.distributed.placement import Resources, Seat, default_requests, fallbacks, seats
 from rollart.distributed.worker import Worker, WorkerInfo
 
 
 class ClusterStats(msgspec.Struct, frozen=True):
-    """Calls made, calls that went to a fallback class, restarts of workers, and workers that are up."""
+    """Calls made, calls that went to a fallback class, restarts of workers, workers that are up, and what happened to
+    the bindings.
+    """
 
     calls: int
     fallbacks: int
     restarts: int
     up: int
+    failover: FailoverStats
 
 
 class Cluster:
@@ -77,7 +73,7 @@ class Cluster:
         self._options = options or ActorOptions()
         self._init = init
         self._members: list[Member] = []
-        self._bindings: list[Any] = []
+        self._failover: Failover | None = None
         self._fallbacks: dict[str, list[str]] = {}
         self._turn = 0
         self._calls = 0
@@ -106,7 +102,8 @@ class Cluster:
     def stats(self) -> ClusterStats:
         restarts = sum(member.restarts for member in self._members)
         up = sum(member.death is None for member in self._members)
-        return ClusterStats(self._calls, self._fell_back, restarts, up)
+        failover = msgspec.structs.replace(self._failover.stats) if self._failover else FailoverStats()
+        return ClusterStats(self._calls, self._fell_back, restarts, up, failover)
 
     async def start(self) -> None:
         """Bind the resources, start the workers and set them up."""
@@ -117,9 +114,11 @@ class Cluster:
         if not ray.is_initialized():
             raise NotRunning(f"the cluster {self.role} needs Ray; start a RaySession first")
         self._died = asyncio.get_running_loop().create_future()
-        placed = await self._bind()
-        self._members = [self._member(rank, seat) for rank, seat in enumerate(placed)]
         try:
+            placed = await self._bind()
+            self._members = [self._member(rank, seat) for rank, seat in enumerate(placed)]
+            if self._failover is not None:
+                self._failover.watch(self._members)
             await together([member.start() for member in self._members])
         except BaseException:
             await self.stop()
@@ -128,12 +127,12 @@ class Cluster:
     async def stop(self) -> None:
         """Close the workers, end their processes and release the resources."""
         members, self._members = self._members, []
-        bindings, self._bindings = self._bindings, []
+        failover, self._failover = self._failover, None
         try:
             ends = await asyncio.gather(*(member.stop() for member in members), return_exceptions=True)
         finally:
-            if self._resources is not None:
-                await release_all(self._resources, bindings)
+            if failover is not None:
+                await failover.close()
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
@@ -151,13 +150,10 @@ class Cluster:
         if self._resources is None:
             return [Seat()] * self.size
         asked = self._requests or await default_requests(self._resources, self.worker_cls, self.role, self.size)
-        self._bindings = await bind_all(self._resources, asked, self._options.start_timeout)
+        self._failover = Failover(self._resources, self._options)
+        bindings = await self._failover.bind(asked)
         self._fallbacks = fallbacks(asked)
-        try:
-            return seats(self._bindings, self.size)
-        except ValueError:
-            await self.stop()
-            raise
+        return seats(bindings, self.size)
 
     def _member(self, rank: int, seat: Seat) -> Member:
         info = WorkerInfo(
@@ -171,7 +167,8 @@ class Cluster:
             binding=seat.binding,
             fell_back=seat.fell_back,
         )
-        return Member(self.worker_cls, info, self._init, self._options, self._on_end)
+        elsewhere = self._failover.elsewhere if self._failover else None
+        return Member(self.worker_cls, info, self._init, self._options, self._on_end, elsewhere)
 
     def _on_end(self, died: WorkerDied) -> None:
         if self._died is not None and not self._died.done():
@@ -194,14 +191,18 @@ class Cluster:
             raise NotRunning(f"the cluster {self.role} is not running; await its start() before calling {name}")
         self._calls += 1
         plan = self._plan(marks, args)
-        for rank, _ in plan.calls:
-            self._members[rank].check()
+        for rank, _ in plan.calls:  # before any is called
+            member = self._members[rank]
+            if member.ended or not marks.idempotent:
+                member.check()
         return Call([self._part(rank, name, own, marks.idempotent) for rank, own in plan.calls], plan.join)
 
     def _part(self, rank: int, name: str, args: Args, idempotent: bool) -> Part:
         member = self._members[rank]
+        if not idempotent:
+            return Part(member, name, member.submit(name, *args[0], **args[1]), None)
         submit = functools.partial(member.submit, name, *args[0], **args[1])
-        return Part(member, name, submit(), submit if idempotent else None)
+        return Part(member, name, submit() if member.death is None else None, submit)
 
     def _plan(self, marks: Marks, args: Args) -> Plan:
         if marks.affinity:

@@ -4,25 +4,29 @@ Invariants (tests/rollart/test_rollart_distributed_cluster.py):
 - a death is noticed without a call being made: one call that never returns is always under way, and fails with the
   process (test_death_without_calls_is_noticed);
 - every call in flight on a dead process fails with the same WorkerDied (test_death_brings_the_last_log_lines);
-- `settled` is set exactly when the worker is up, or dead for good.
+- `settled` is set exactly when the worker is up, or dead for good: after its restarts on the same resource, and after
+  another resource was looked for (tests/rollart/test_rollart_distributed_failover.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rollart.distributed.carry import Carried
+from rollart.distributed.decorators import marked_methods
 from rollart.distributed.errors import RemoteError, WorkerDied
+from rollart.distributed.placement import Seat
 from rollart.distributed.session import tail
 from rollart.distributed.worker import Layout, Worker, WorkerInfo
 
 # Calls beyond this many at one worker wait at their sender.
 _CONCURRENCY = 1000
+_WATCH = "watch"
 
 
 class ActorOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +39,10 @@ class ActorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of the workers' log files, `<name>.log`; without it, Ray's own files have their output."""
     restarts: int = 0
     """How often each worker is started anew, on the same resource, after its process has died."""
+    replacements: int = 0
+    """How often each worker is started anew on another resource, after its restarts on one are used up."""
+    follow_offers: bool = False
+    """Whether workers move when the resource manager offers them a better class. Their state does not move along."""
     place: Callable[[WorkerInfo], Mapping[str, Any]] | None = None
     """Further Ray options of a worker's actor, such as those of its binding's placement group."""
     start_timeout: float = 300.0
@@ -42,7 +50,9 @@ class ActorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member:
-    """Made by a cluster. `death` is None exactly while the worker is up, and says else why it is not."""
+    """Made by a cluster. `death` is None exactly while the worker is up, and says else why it is not; `ended` says
+    that it will not be up again.
+    """
 
     def __init__(
         self,
@@ -51,6 +61,7 @@ class Member:
         init: Mapping[str, Any],
         options: ActorOptions,
         on_end: Callable[[WorkerDied], None],
+        elsewhere: Callable[[Member], Awaitable[Seat | None]] | None = None,
     ) -> None:
         self.info = info
         self.death: WorkerDied | None = WorkerDied(info, "it has not been started", "")
@@ -58,35 +69,81 @@ class Member:
         self.layout = Layout(info.rank, info.world_size)
         self.pid = 0
         self.restarts = 0
+        self.ended = False
         self._worker_cls = worker_cls
         self._init = init
         self._options = options
         self._on_end = on_end
+        self._elsewhere = elsewhere
+        self._replacements = options.replacements if elsewhere else 0
         self._log = options.logs / f"{info.name}.log" if options.logs else None
         self._handle: Any = None
+        self._methods: dict[str, Callable[..., Any]] = {}
         self._deaths: dict[str, WorkerDied] = {}
         self._supervisor: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the process and set the worker up; raises WorkerDied when that fails."""
         await self._boot()
-        self._supervisor = asyncio.create_task(self._supervise(), name=f"watch {self.info.name}")
+        self._watch(booted=True)
 
     async def stop(self) -> None:
         """Let the worker close, then end its process."""
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.wait([self._supervisor])
+        await self._unwatch()
         try:
             if self.death is None:
-                async with asyncio.timeout(self._options.stop_timeout):
-                    await self.wait(self._handle.close.remote(), "close")
-        except (TimeoutError, WorkerDied):
-            pass  # it ends now in any case
+                await self._last_call("close")
         finally:
             if self._handle is not None:
                 self._die("it was stopped")
             self.settled.set()
+
+    def stay(self, seat: Seat) -> None:
+        """The same resource under another binding."""
+        self.info = _seated(self.info, seat)
+
+    async def move(self, seat: Seat, drain: bool = False) -> None:
+        """Start the worker anew on another resource; `settled` tells when it is up there. With `drain` the calls
+        under way may end first, for `stop_timeout` seconds; no further ones are made.
+        """
+        await self._unwatch()
+        self.settled.clear()
+        if drain and self.death is None:
+            self.death = WorkerDied(self.info, f"it moves to {seat.hardware}", "")
+            await self._last_call("drain")
+            await self._last_call("close")
+        self._die(f"it moves to {seat.hardware} on {seat.node}")
+        self.stay(seat)
+        self.restarts += 1
+        self._watch(booted=False)
+
+    async def give_up(self, reason: str) -> None:
+        """End the process for good."""
+        await self._unwatch()
+        self.fail(self._die(reason))
+
+    def fail(self, death: WorkerDied) -> None:
+        """It is not looked after any more: what waits for it hears so."""
+        self.ended = True
+        if self.death is not None:
+            self.settled.set()
+        self._on_end(death)
+
+    async def _last_call(self, method: str) -> None:
+        try:
+            async with asyncio.timeout(self._options.stop_timeout):
+                await self.wait(getattr(self._handle, method).remote(), method)
+        except (TimeoutError, WorkerDied):
+            pass  # it ends now in any case
+
+    def _watch(self, booted: bool) -> None:
+        self._supervisor = asyncio.create_task(self._supervise(booted), name=f"watch {self.info.name}")
+
+    async def _unwatch(self) -> None:
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is not None:
+            supervisor.cancel()
+            await asyncio.wait([supervisor])
 
     def check(self) -> None:
         """Raises WorkerDied when the worker is not up."""
@@ -96,7 +153,8 @@ class Member:
     def submit(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call the worker; the reference to the result. Raises WorkerDied when it is not up."""
         self.check()
-        return self._handle.call.remote(method, *args, **kwargs)
+        direct = self._methods.get(method)
+        return direct(*args, **kwargs) if direct else self._handle.call.remote(method, *args, **kwargs)
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call the worker and wait for the result."""
@@ -140,33 +198,60 @@ class Member:
     def _spawn(self) -> Any:
         import ray
 
-        from rollart.distributed.host import Host
+        from rollart.distributed.host import host_of, is_plain, own
 
         name = f"{self.info.name}.{self.restarts}" if self.restarts else self.info.name
         place = self._options.place(self.info) if self._options.place else {}
-        common = {"name": name, "max_concurrency": _CONCURRENCY, "runtime_env": {"env_vars": dict(self._options.env)}}
-        actor = ray.remote(Host).options(**{"num_cpus": self._options.cpus, **place, **common})
-        return actor.remote(self._worker_cls, self.info, self._init, str(self._log) if self._log else None)
+        common: dict[str, Any] = {"name": name, "runtime_env": {"env_vars": dict(self._options.env)}}
+        host = host_of(self._worker_cls)
+        plain = is_plain(self._worker_cls)
+        if plain:  # the watch must not take the one thread of its calls
+            actor_cls = ray.remote(concurrency_groups={_WATCH: 1})(host)
+        else:
+            actor_cls = ray.remote(max_concurrency=_CONCURRENCY)(host)
+        actor = actor_cls.options(**{"num_cpus": self._options.cpus, **place, **common})
+        handle = actor.remote(self._worker_cls, self.info, self._init, str(self._log) if self._log else None)
+        self._methods = {name: getattr(handle, own(name)).remote for name in marked_methods(self._worker_cls)}
+        self._watch_call = (handle.watch.options(concurrency_group=_WATCH) if plain else handle.watch).remote
+        return handle
 
-    async def _supervise(self) -> None:
-        """Waits for the process's death; starts it anew while restarts are left; ends with the last death."""
-        died = await self._watched()
-        while self.restarts < self._options.restarts:
-            self.restarts += 1
+    async def _supervise(self, booted: bool) -> None:
+        """Waits for the process's death; starts it anew while restarts are left, then elsewhere; ends with the last
+        death.
+        """
+        restarts, died = self._options.restarts, self.death
+        while True:
             try:
-                await self._boot()
+                if not booted:
+                    await self._boot()
+                died = await self._watched()
             except WorkerDied as error:
                 died = error
+            booted = False
+            self.restarts += 1
+            if restarts:
+                restarts -= 1
+            elif (seat := await self._another()) is not None:
+                restarts = self._options.restarts
+                self.stay(seat)
             else:
-                died = await self._watched()
+                self.restarts -= 1
+                break
+        self.ended = True
         self.settled.set()
         self._on_end(died)
+
+    async def _another(self) -> Seat | None:
+        if not self._replacements or self._elsewhere is None:
+            return None
+        self._replacements -= 1
+        return await self._elsewhere(self)
 
     async def _watched(self) -> WorkerDied:
         import ray
 
         try:
-            await self._handle.watch.remote()
+            await self._watch_call()
         except ray.exceptions.RayError as error:
             return self._lost(error)
         raise AssertionError("a worker's watch returned")
@@ -187,6 +272,12 @@ class Member:
         self.death = WorkerDied(self.info, reason, tail(self._log) if self._log else "")
         self._deaths[self._handle._actor_id.hex()] = self.death
         return self.death
+
+
+def _seated(info: WorkerInfo, seat: Seat) -> WorkerInfo:
+    return msgspec.structs.replace(
+        info, hardware=seat.hardware, node=seat.node, binding=seat.binding, fell_back=seat.fell_back
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -1,16 +1,14 @@
-"""From what a cluster asks for to the seat of each worker: its hardware class, node and binding.
-
-Binding is all or nothing over a cluster's requests (tests/rollart/test_rollart_distributed_values.py).
-"""
+"""From what a cluster asks for to the seat of each worker: its hardware class, node and binding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from rollart.distributed.decorators import marked_methods
+from rollart.distributed.worker import WorkerInfo
 
 
 class Allocation(Protocol):
@@ -40,9 +38,15 @@ class Binding(Protocol):
 class Resources(Protocol):
     """The part of resmgr's ResourceManager that a cluster needs."""
 
-    async def bind(self, request: Any, timeout: float | None = None) -> Any: ...
+    async def bind(self, request: Any, timeout: float | None = None, on_rebind: Any = None) -> Any: ...
+    async def bind_all(self, requests: Any, timeout: float | None = None, on_rebind: Any = None) -> list[Any]: ...
+    async def reconfigure(
+        self, binding: Any, amount: float, timeout: float | None = None, leave: str = ""
+    ) -> Any: ...
+    async def move_back(self, binding: Any) -> Any: ...
     async def release(self, binding: Any) -> None: ...
     async def status(self) -> Any: ...
+    def watch(self, since: int | None = None) -> AsyncIterator[Any]: ...
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -77,23 +81,6 @@ async def default_requests(resources: Resources, worker_cls: type, role: str, si
     ]
 
 
-async def bind_all(resources: Resources, requests: Sequence[Any], timeout: float | None) -> list[Any]:
-    """One binding for each request, or none at all."""
-    bindings: list[Any] = []
-    try:
-        for request in requests:
-            bindings.append(await resources.bind(request, timeout=timeout))
-    except BaseException:
-        await release_all(resources, bindings)
-        raise
-    return bindings
-
-
-async def release_all(resources: Resources, bindings: Sequence[Any]) -> None:
-    for binding in reversed(bindings):
-        await resources.release(binding)
-
-
 def fallbacks(requests: Sequence[Any]) -> dict[str, list[str]]:
     """For each class asked for, the other classes that its request accepts, in order."""
     table: dict[str, list[str]] = {}
@@ -113,14 +100,19 @@ def seats(bindings: Sequence[Binding], size: int) -> list[Seat]:
     if any(count != int(count) for count in counts):
         amounts = [binding.amount for binding in bindings]
         raise ValueError(f"size={size} workers do not divide over the granted amounts {amounts}; use a multiple")
-    return [seat for binding, count in zip(bindings, counts, strict=True) for seat in _seats(binding, int(count))]
+    return [seat for binding, count in zip(bindings, counts, strict=True) for seat in seats_of(binding, int(count))]
 
 
-def _seats(binding: Binding, count: int) -> Iterator[Seat]:
+def seats_of(binding: Binding, count: int) -> list[Seat]:
+    """`count` workers on one binding, over its nodes in order."""
     share = binding.amount / count if count else 0.0
-    for index in range(count):
-        node = _node_at(binding.allocations, index * share)
-        yield Seat(binding.hardware, node, binding.id, binding.fell_back)
+    nodes = [_node_at(binding.allocations, index * share) for index in range(count)]
+    return [Seat(binding.hardware, node, binding.id, binding.fell_back) for node in nodes]
+
+
+def on_node(info: WorkerInfo) -> dict[str, Any]:
+    """For `ActorOptions.place`, where pools are Ray's nodes: pins a worker to its binding's node."""
+    return {"label_selector": {"ray.io/node-id": info.node}}
 
 
 def _node_at(allocations: Sequence[Allocation], offset: float) -> str:
