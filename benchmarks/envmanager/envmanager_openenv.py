@@ -2,10 +2,10 @@
 
 python benchmarks/envmanager/envmanager_openenv.py [--quick]
 
-Ours: `SubprocessBackend`, each environment in a process that can be killed. Peer: OpenEnv 0.10 with its own client, in
-an environment of its own (made in build/ at the first run). OpenEnv is measured both ways in which it is deployed:
-sessions in one server, which nothing isolates from each other, and a server for each environment. The environments are
-the same Python objects on both sides; rounds alternate. CPU counts both sides of the wire.
+Ours: `SubprocessBackend`, each environment in a process that can be killed. Peer: OpenEnv 0.10 with its own client,
+in an environment of its own (made in build/ at the first run). OpenEnv is measured both ways in which it is
+deployed: sessions in one server, which nothing isolates from each other, and a server for each environment. The
+environments are the same Python objects on both sides; rounds alternate. CPU counts both sides of the wire.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def server(target: str) -> Iterator[tuple[str, int, float]]:
     path = os.pathsep.join([str(ROOT / "packages/envmanager/src"), str(ROOT), str(HERE.parent)])
     command = [str(peers.environment("openenv")), "-P", "-m", "tests.envmanager.openenv_server", target, str(port)]
     began = time.perf_counter()
-    process = subprocess.Popen([*command, str(COUNT + 1)], env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        [*command, str(COUNT + 1)], env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    )
     try:
         while not healthy(url):
             assert process.poll() is None, "OpenEnv's server ended"

@@ -178,7 +178,9 @@ class NodeAgent:
         environ = {variable.name: variable.value or ip for variable in container.env or []}
         command = [part.replace("$(POD_IP)", ip) for part in container.command]
         if command[0] != "envmanager":
-            self._tell(name, phase="Running", podIP=ip, conditions=[ready(True)])  # it holds an image, and does nothing
+            self._tell(
+                name, phase="Running", podIP=ip, conditions=[ready(True)]
+            )  # it holds an image, and does nothing
             return
         process = self._processes[pod.metadata.uid] = PodProcess(self._orders, command[1:], environ)
         self._thread(lambda: self._run(pod, process, ip))
@@ -213,7 +215,10 @@ class NodeAgent:
             return
         meta, spec = seen.metadata, seen.spec.template
         labels, name = spec.metadata.labels, f"{meta.name}-{self.name}"
-        pod = {"metadata": {"name": name, "labels": labels}, "spec": self._client.sanitize_for_serialization(spec.spec)}
+        pod = {
+            "metadata": {"name": name, "labels": labels},
+            "spec": self._client.sanitize_for_serialization(spec.spec),
+        }
         status = {"observedGeneration": meta.generation, "desiredNumberScheduled": 1, "currentNumberScheduled": 1}
         with contextlib.suppress(ApiException):
             self._core.create_namespaced_pod(self._namespace, pod | {"spec": pod["spec"] | {"nodeName": self.name}})

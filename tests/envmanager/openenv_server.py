@@ -10,6 +10,7 @@ import uvicorn
 from openenv.core.env_server.http_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
+from pydantic import Field
 
 from envmanager.naming import named
 
@@ -20,7 +21,7 @@ class Said(Action):
 
 class Told(Observation):
     text: str
-    actions: list[str] = []
+    actions: list[str] = Field(default_factory=list)
 
 
 def app(name: str, sessions: int) -> Any:

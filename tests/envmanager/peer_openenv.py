@@ -38,7 +38,7 @@ async def server(env: str) -> AsyncIterator[tuple[str, asyncio.subprocess.Proces
     url = f"http://127.0.0.1:{port}"
     try:
         async with asyncio.timeout(60):
-            while not await asyncio.to_thread(healthy, url):
+            while not await asyncio.to_thread(healthy, url):  # noqa: ASYNC110 - another process gives no event
                 await asyncio.sleep(0.1)
         yield url, process
     finally:

@@ -27,7 +27,9 @@ class SumTask(vf.Task[SumData]):
 class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
     def load(self) -> Any:
         for n in range(10):
-            yield SumTask(SumData(prompt=f"What is {n} + {n}?", system_prompt="Be short.", answer=2 * n), self.config.task)
+            yield SumTask(
+                SumData(prompt=f"What is {n} + {n}?", system_prompt="Be short.", answer=2 * n), self.config.task
+            )
 
 
 class Says:

@@ -25,7 +25,9 @@ def environment(name: str) -> Path:
     whole = HOME / name / ".whole"
     if not whole.exists():
         uv = shutil.which("uv") or shutil.which(str(ROOT / ".tools" / "uv" / "bin" / "uv"))
-        environ = os.environ | ({"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]} if "PIP_FIND_LINKS" in os.environ else {})
+        environ = os.environ | (
+            {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]} if "PIP_FIND_LINKS" in os.environ else {}
+        )
         shutil.rmtree(HOME / name, ignore_errors=True)
         if uv is not None:
             make = [uv, "venv", "-q", "--python", sys.executable, str(HOME / name)]

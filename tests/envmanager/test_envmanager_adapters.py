@@ -34,7 +34,9 @@ class Says:
 
 async def keeps_the_contract(name: str, **options: object) -> None:
     findings = await check(named(name), **options)  # type: ignore[arg-type]
-    broken = [finding for finding in findings if not finding.holds and finding.rule != "loop"]  # others use this machine
+    broken = [
+        finding for finding in findings if not finding.holds and finding.rule != "loop"
+    ]  # others use this machine
     assert not broken
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.envmanager.fakes import BufferClosed, FakeBuffer, FakePolicy, World, virtual
 
 from envmanager import BackendDown, Circuit, Limits, RolloutScheduler
+from envmanager.backends import Routed
 
 
 def test_opens_waits_probes_and_closes():
@@ -110,6 +111,62 @@ def test_broken_environments_do_not_open_the_circuit():
         circuit = Circuit(threshold=1)
         await RolloutScheduler(world, FakePolicy(), buffer, circuit=circuit, closed=(BufferClosed,)).run()
         assert circuit.state == "closed" and asyncio.get_running_loop().time() == 0.0
+
+    virtual(scenario())
+
+
+def test_a_backend_that_is_down_holds_up_only_its_own():
+    async def scenario() -> None:
+        down, up = Outage(200.0), World(turns=2)
+        buffer = FakeBuffer([f"{'down' if n % 2 else 'up'} {n}" for n in range(60)])
+        routed = Routed({"down": down, "up": up}, lambda key: key.split()[0])
+        circuit = Circuit(threshold=2)
+        options: dict[str, Any] = {"concurrency": 4, "limits": Limits(reset_retries=0), "closed": (BufferClosed,)}
+        rollouts = RolloutScheduler(routed, FakePolicy(), buffer, circuit=circuit, **options)
+        running = asyncio.create_task(rollouts.run())
+        await asyncio.sleep(60.0)
+        fates = {ticket.key: ticket.fate for ticket in buffer.tickets}
+        assert sum(fate == "finished" for fate in fates.values()) == 30  # all that can be
+        failed = sum(fate == "failed" for fate in fates.values())
+        assert 2 <= failed <= 12 and rollouts.stats().parked == 30 - failed
+        await running
+        fates = {ticket.key: ticket.fate for ticket in buffer.tickets}
+        assert all(fate == "finished" for key, fate in fates.items() if key.startswith("up"))
+        assert sum(fate == "failed" for fate in fates.values()) <= 14 and rollouts.stats().parked == 0
+
+    virtual(scenario())
+
+
+def test_a_cancelled_ticket_that_waits_for_its_backend_wakes_nobody():
+    async def scenario() -> None:
+        down = Outage(1e9)
+        buffer = FakeBuffer(["k0", "k1"], ends=False)
+        routed = Routed({"": down}, lambda key: "")
+        options: dict[str, Any] = {"circuit": Circuit(threshold=1), "limits": Limits(reset_retries=0)}
+        rollouts = RolloutScheduler(routed, FakePolicy(), buffer, concurrency=1, closed=(BufferClosed,), **options)
+        running = asyncio.create_task(rollouts.run())
+        await asyncio.sleep(0.1)
+        assert buffer.tickets[0].fate == "failed" and rollouts.stats().parked == 1
+        buffer.tickets[1].end("stale")
+        await asyncio.sleep(0.01)
+        assert len(down.tried) == 1 and rollouts.stats().cancelled == {"stale": 1}
+        buffer.close()
+        await running
+
+    virtual(scenario())
+
+
+def test_a_route_that_leads_nowhere_is_the_tasks_fault():
+    async def scenario() -> None:
+        buffer = FakeBuffer(["up", "nowhere"])
+        routed = Routed({"up": World()}, lambda key: key)
+        await RolloutScheduler(routed, FakePolicy(), buffer, closed=(BufferClosed,)).run()
+        assert [ticket.fate for ticket in buffer.tickets] == ["finished", "failed"]
+        assert "routed to 'nowhere', which is none of up" in str(buffer.tickets[1].error)
+        wrong = FakeBuffer(["up", "x"])
+        with pytest.raises(KeyError):
+            await RolloutScheduler(Routed({"up": World()}, {"up": "up"}.__getitem__), FakePolicy(), wrong).run()
+        assert all(ticket.fate for ticket in wrong.tickets)
 
     virtual(scenario())
 

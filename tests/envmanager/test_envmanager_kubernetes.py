@@ -74,7 +74,11 @@ async def test_a_pod_serves_again_only_when_clean(k8s: LocalCluster):
 
 @pytest.mark.parametrize(
     ("fault", "kind", "said"),
-    [("evict", Evicted, "low on resource"), ("lose", NodeLost, "Taint manager"), ("remove", PodLost, "somebody else")],
+    [
+        ("evict", Evicted, "low on resource"),
+        ("lose", NodeLost, "Taint manager"),
+        ("remove", PodLost, "somebody else"),
+    ],
 )
 async def test_a_lost_pod_ends_the_call_that_waits_for_it(k8s: LocalCluster, fault, kind, said):
     assert k8s.agent is not None
@@ -103,7 +107,7 @@ async def test_an_image_that_cannot_be_pulled(k8s: LocalCluster):
 
 async def test_a_pod_that_is_never_ready(k8s: LocalCluster):
     async with k8s.backend(FINE, {"image": NEVER_READY}, start_s=1.0) as backend:
-        with pytest.raises(PodLost, match="was not ready within 1.0 s"):
+        with pytest.raises(PodLost, match=r"was not ready within 1\.0 s"):
             await play(backend)
     assert not k8s.pods()
 
@@ -253,5 +257,3 @@ def test_bad_configuration(k8s: LocalCluster):
         k8s.backend(FINE, owner="Me!")
     with pytest.raises(ValueError, match="name both"):
         k8s.template("")
-
-

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.envmanager.fakes import FOREVER, BufferClosed, FakeBuffer, FakePolicy, World, virtual
 
 from envmanager import (
+    Circuit,
     DeadlineExceeded,
     InfrastructureError,
     Limits,
@@ -18,6 +19,7 @@ from envmanager import (
     Stats,
     Trajectory,
 )
+from envmanager.backends import Routed
 
 CLOSED = (BufferClosed,)
 
@@ -28,7 +30,7 @@ def scheduler(world: World, buffer: FakeBuffer, policy: Any = None, **options: A
 
 def balanced(stats: Stats) -> bool:
     ended = stats.finished.total() + stats.failed.total() + stats.cancelled.total()
-    return stats.started == stats.running + stats.scoring + ended
+    return stats.started == stats.running + stats.parked + stats.scoring + ended
 
 
 def test_plays_everything_and_returns_when_the_groups_end():
@@ -258,8 +260,9 @@ scores = st.sampled_from([0.0, 1.0, 5.0, FOREVER, -1.0])
     scoring=st.integers(1, 2),
     shutdown=moments,
     close=moments,
+    routed=st.booleans(),
 )
-def test_nothing_is_alive_after_any_interleaving(episodes, concurrency, scoring, shutdown, close):
+def test_nothing_is_alive_after_any_interleaving(episodes, concurrency, scoring, shutdown, close, routed):
     policy = FakePolicy()
     world = World({f"k{n}": plan for n, (plan, _, _) in enumerate(episodes)})
     waits = {f"k{n}": score for n, (_, _, score) in enumerate(episodes)}
@@ -274,7 +277,10 @@ def test_nothing_is_alive_after_any_interleaving(episodes, concurrency, scoring,
     async def scenario() -> None:
         buffer = FakeBuffer(list(waits))
         options: dict[str, Any] = {"concurrency": concurrency, "reward": reward, "limits": limits}
-        rollouts = scheduler(world, buffer, policy, scoring=scoring, **options)
+        two = Routed({"0": world, "1": world}, lambda key: str(int(key[1:]) % 2))
+        circuit = Circuit(threshold=1 if routed else 16, limit=99)
+        make_env = two if routed else world
+        rollouts = scheduler(make_env, buffer, policy, scoring=scoring, circuit=circuit, **options)
         policy.hook = lambda: balance(rollouts)
         running = asyncio.create_task(rollouts.run())
         loop = asyncio.get_running_loop()
@@ -297,7 +303,7 @@ def test_nothing_is_alive_after_any_interleaving(episodes, concurrency, scoring,
         assert all(env.closes == 1 for env in world.made)
         assert world.most <= concurrency
         stats = rollouts.stats()
-        assert balanced(stats) and stats.running == stats.scoring == 0
+        assert balanced(stats) and stats.running == stats.parked == stats.scoring == 0
         assert stats.started == len(buffer.tickets)
         check_fates(buffer, stats)
 

@@ -49,7 +49,9 @@ def test_pages():
     assert env.step("click[back to search]")[0] == "Start page. [Search]"
 
 
-@pytest.mark.parametrize("action", ["", "buy", "click[buy now]", "click[B999999]", "search[]", "search[?!]", "click["])
+@pytest.mark.parametrize(
+    "action", ["", "buy", "click[buy now]", "click[B999999]", "search[]", "search[?!]", "click["]
+)
 def test_what_is_not_offered_changes_nothing(action):
     env = Shop("all", products=200)("k")
     env.reset(seed=1)

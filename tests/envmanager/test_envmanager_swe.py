@@ -82,7 +82,7 @@ def test_commands_are_boxed(env, tmp_path):
     env.reset(seed=0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        connect = f"import socket; socket.create_connection((\"127.0.0.1\", {port}), 1)"
+        connect = f'import socket; socket.create_connection(("127.0.0.1", {port}), 1)'
         assert "Refused" in env.step(f"run python3 -c '{connect}'")[0]
     assert "Read-only" in env.step("run touch /usr/x")[0]
     assert not (tmp_path / "x").exists() and "[exit 0]" not in env.step(f"run touch {tmp_path}/x")[0]

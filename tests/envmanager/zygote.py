@@ -1,7 +1,7 @@
 """Forks servers of environments for the node agent, so that a pod costs a fork and not a start of Python.
 
-Run as `python -m tests.envmanager.zygote CONTROL`: each order is JSON `{"argv", "environ"}` with a descriptor, on which
-the process group's id and, when the server has ended, its exit code are written.
+Run as `python -m tests.envmanager.zygote CONTROL`: each order is JSON `{"argv", "environ"}` with a descriptor, on
+which the process group's id and, when the server has ended, its exit code are written.
 """
 
 import json
@@ -10,9 +10,10 @@ import signal
 import socket
 import sys
 
+from tests.envmanager import misbehaving
+
 from envmanager.backends import server
 from envmanager.cli import main
-from tests.envmanager import misbehaving
 
 
 def serve(order: dict, report: int) -> None:

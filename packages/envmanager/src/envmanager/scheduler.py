@@ -47,11 +47,27 @@ class _Run:
     told so.
     """
 
-    __slots__ = ("ended", "joined", "limits", "manager", "reason", "slot", "task", "ticket", "trajectory")
+    __slots__ = (
+        "admitted",
+        "circuit",
+        "ended",
+        "joined",
+        "limits",
+        "manager",
+        "parked",
+        "reason",
+        "slot",
+        "task",
+        "ticket",
+        "trajectory",
+    )
 
-    def __init__(self, ticket: Ticket, manager: EnvManager, limits: Limits) -> None:
+    def __init__(self, ticket: Ticket, manager: EnvManager, limits: Limits, circuit: Circuit) -> None:
         self.ticket = ticket
         self.manager = manager
+        self.circuit = circuit
+        self.admitted = True
+        self.parked = False
         self.limits = manager.limits = limits
         self.reason = ""
         self.slot = True
@@ -82,8 +98,9 @@ class RolloutScheduler:
 
     `reward(trajectory)` scores each finished trajectory (None: the sum of the environment's rewards), at most
     `scoring` at a time; when that is full, slots wait. `closed` are further exceptions of `next_ticket` that mean
-    the ordinary end, such as the groups' own Closed. When episodes only fail, the `circuit` pauses and probes, so
-    one scheduler should have one backend; `stall_after` seconds in one phase are reported.
+    the ordinary end, such as the groups' own Closed. When episodes only fail, the `circuit` pauses and probes; with
+    `Routed` backends each has a copy of it, and the tickets of one that is down wait beside the slots, as many as
+    the groups have room for. `stall_after` seconds in one phase are reported.
     """
 
     def __init__(
@@ -127,6 +144,8 @@ class RolloutScheduler:
         self._idle: list[EnvManager] = []
         self._runs: set[_Run] = set()
         self._circuit = circuit or Circuit()
+        self._circuits: dict[str, Circuit] = {}
+        self._backend_of: Callable[[str], str] | None = getattr(make_env, "backend_of", None)
         self._something_ended = asyncio.Event()
         self._last_error = ""
         self._watchdog = Watchdog(stall_after, lambda: [run.manager for run in self._runs if run.slot])
@@ -163,19 +182,25 @@ class RolloutScheduler:
         while True:
             await self._slots.acquire()
             try:
-                await self._admitted()
+                if self._backend_of is None:
+                    await self._admitted(self._circuit)
                 ticket = await self._groups.next_ticket()
             except BaseException:
                 self._slots.release()
                 raise
-            self._start(ticket, tasks)
+            try:
+                self._start(ticket, tasks)
+            except Exception:  # the caller's route: it ends the rollout, with nothing left open
+                self._slots.release()
+                ticket.cancel()
+                raise
 
-    async def _admitted(self) -> None:
+    async def _admitted(self, circuit: Circuit) -> None:
         """Waits while the circuit is open: for its time, or for the end of its probe."""
         loop = asyncio.get_running_loop()
-        while (delay := self._circuit.admit(loop.time())) != 0.0:
-            if self._circuit.state == "broken":
-                tries = f"{self._circuit.limit} pauses did not help"
+        while (delay := circuit.admit(loop.time())) != 0.0:
+            if circuit.state == "broken":
+                tries = f"{circuit.limit} pauses did not help"
                 raise BackendDown(f"no episode gets through, and {tries}; the last failure: {self._last_error}")
             if delay is not None:
                 await asyncio.sleep(delay)
@@ -183,8 +208,27 @@ class RolloutScheduler:
             self._something_ended.clear()
             await self._something_ended.wait()
 
+    def _circuit_of(self, key: str) -> Circuit:
+        if self._backend_of is None:
+            return self._circuit
+        return self._circuits.setdefault(self._backend_of(key), copy.deepcopy(self._circuit))
+
+    async def _parked(self, run: _Run) -> None:
+        """Waits for the circuit of the ticket's own backend without a slot, so that others go on."""
+        self._slots.release()
+        run.slot, run.parked, run.admitted = False, True, False
+        self._stats.running -= 1
+        self._stats.parked += 1
+        await self._admitted(run.circuit)
+        run.admitted = True
+        await self._slots.acquire()
+        run.slot, run.parked = True, False
+        self._stats.running += 1
+        self._stats.parked -= 1
+
     def _start(self, ticket: Ticket, tasks: asyncio.TaskGroup) -> None:
-        run = _Run(ticket, self._idle.pop() if self._idle else self._new_manager(), self._limits(ticket.key))
+        circuit, limits = self._circuit_of(ticket.key), self._limits(ticket.key)
+        run = _Run(ticket, self._idle.pop() if self._idle else self._new_manager(), limits, circuit)
         self._stats.started += 1
         self._stats.running += 1
         self._runs.add(run)
@@ -200,10 +244,12 @@ class RolloutScheduler:
         ticket = run.ticket
         try:
             try:
+                if self._backend_of is not None and run.circuit.admit(asyncio.get_running_loop().time()) != 0.0:
+                    await self._parked(run)
                 trajectory = run.trajectory = await self._play(run)
             finally:
                 self._leave(run)
-            self._circuit.succeeded()
+            run.circuit.succeeded()
             if self._reward is not None:
                 trajectory = await self._score(run, trajectory, self._reward)
         except RolloutError as error:
@@ -211,7 +257,7 @@ class RolloutScheduler:
             run.ended = True
             self._stats.failed[error.kind] += 1
             if run.trajectory is None:
-                self._judge(error)
+                self._judge(run.circuit, error)
             ticket.fail(error.bare())
             return
         answer = ticket.finish(trajectory, trajectory.reward)
@@ -236,15 +282,15 @@ class RolloutScheduler:
             await asyncio.sleep(delay)
         raise AssertionError("itertools.count ends never")
 
-    def _judge(self, error: RolloutError) -> None:
+    def _judge(self, circuit: Circuit, error: RolloutError) -> None:
         """What an episode's failure says about the machinery: only an environment that is at fault itself speaks
         for it.
         """
         self._last_error = str(error)
         if error.kind == "data":
-            self._circuit.succeeded()
+            circuit.succeeded()
         else:
-            self._circuit.failed(asyncio.get_running_loop().time())
+            circuit.failed(asyncio.get_running_loop().time())
 
     async def _score(self, run: _Run, trajectory: Trajectory, reward: RewardClient) -> Trajectory:
         """Scores in the background of the slot's next episode."""
@@ -297,13 +343,17 @@ class RolloutScheduler:
         self._runs.discard(run)
         self._leave(run)
         if not run.ended:
-            if run.trajectory is None:
-                self._circuit.untold(asyncio.get_running_loop().time())
+            if run.admitted and run.trajectory is None:
+                run.circuit.untold(asyncio.get_running_loop().time())
             self._stats.cancelled[run.reason or "scheduler"] += 1
             self._stats.cut.add(*run.length)
             if not run.reason:
                 run.ticket.cancel()
-        if run.slot:
-            self._free(run)
-        self._stats.scoring -= 1
+        if run.parked:
+            self._stats.parked -= 1
+            self._idle.append(run.manager)
+        else:
+            if run.slot:
+                self._free(run)
+            self._stats.scoring -= 1
         self._something_ended.set()

@@ -1,7 +1,7 @@
 """What a scheduler did, counted: ends by answer, failures by kind, and the lengths of what was kept against
 what was cut.
 
-Invariant: started = running + scoring + finished + failed + cancelled at every instant
+Invariant: started = running + parked + scoring + finished + failed + cancelled at every instant
 (test_envmanager_scheduler.py::test_nothing_is_alive_after_any_interleaving).
 """
 
@@ -42,11 +42,12 @@ class Lengths(msgspec.Struct):
 class Stats(msgspec.Struct):
     """`kept` are the accepted. `cut` are the cancelled, at the length where they were, and the finished
     that were not accepted: where its mean differs much from the mean of `kept`, redundancy or staleness
-    favours short (or long) episodes.
+    favours short (or long) episodes. `parked` wait for the circuit of their backend.
     """
 
     started: int = 0
     running: int = 0
+    parked: int = 0
     scoring: int = 0
     finished: Counter[str] = msgspec.field(default_factory=Counter)
     failed: Counter[str] = msgspec.field(default_factory=Counter)

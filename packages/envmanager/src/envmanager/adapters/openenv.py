@@ -14,8 +14,8 @@ from envmanager.errors import DataError, InfrastructureError
 
 
 class OpenEnv:
-    """Makes sessions at a server. An action that is a JSON object goes as it is, any other text as the field `action`;
-    of an observation the field `observation` is told, or all of it as JSON.
+    """Makes sessions at a server. An action that is a JSON object goes as it is, any other text as the field that
+    `action` names; of an observation the field that `observation` names is told, or all of it as JSON.
     """
 
     blocking = False

@@ -15,8 +15,8 @@ ASK = "Write your final answer between <answer> and </answer>."
 
 
 class Problem:
-    """One problem. An answer without the tags is taken whole. Scoring may evaluate what the model wrote, so it does not
-    run on the loop.
+    """One problem. An answer without the tags is taken whole. Scoring may evaluate what the model wrote, so it does
+    not run on the loop.
     """
 
     def __init__(self, name: str, config: dict[str, Any]) -> None:

@@ -153,9 +153,7 @@ class Shop:
 
     blocking = False
 
-    def __init__(
-        self, category: str, *, products: int = 1000, catalogue_seed: int = 0, max_steps: int = 30
-    ) -> None:
+    def __init__(self, category: str, *, products: int = 1000, catalogue_seed: int = 0, max_steps: int = 30) -> None:
         if category != "all" and category not in KINDS:
             raise UnknownEnv(f"shop:{category} is none of {', '.join(['shop:all', *(f'shop:{k}' for k in KINDS)])}")
         if products < 1:

@@ -8,6 +8,7 @@ Invariants:
   (test_envmanager_swe.py::test_tests_cannot_be_talked_over).
 """
 
+import contextlib
 import os
 import re
 import resource
@@ -88,7 +89,9 @@ class SweEnv:
     def _offer(self) -> dict[str, Any]:
         made = self._made
         right = f"edit {made.module}\n<<<<\n{made.wrong.splitlines()[0]}\n====\npass\n>>>>"
-        return {"actions": ["ls", f"read {made.module}", f"read {made.tests}", "test", "run git status", right, "submit"]}
+        return {
+            "actions": ["ls", f"read {made.module}", f"read {made.tests}", "test", "run git status", right, "submit"]
+        }
 
     def _ls(self) -> str:
         return "\n".join(sorted(str(p.relative_to(self._folder)) for p in self._folder.rglob("*") if p.is_file()))
@@ -151,7 +154,9 @@ class SweEnv:
             size = output.seek(0, os.SEEK_END)
             output.seek(max(0, size - OUTPUT_BYTES))
             said = output.read().decode(errors="replace")
-        return code, said + (f"\n[ended after {self._seconds:g} s]" if code == -signal.SIGKILL else f"\n[exit {code}]")
+        return code, said + (
+            f"\n[ended after {self._seconds:g} s]" if code == -signal.SIGKILL else f"\n[exit {code}]"
+        )
 
 
 def _split(action: str) -> tuple[str, str, str]:
@@ -161,10 +166,8 @@ def _split(action: str) -> tuple[str, str, str]:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

@@ -226,9 +226,7 @@ class Cluster:
         listed = await self._call(kind, "list_namespaced_{}", label_selector=selector)
         return msgspec.json.decode(listed, type=Listing)
 
-    async def watch(
-        self, kind: Kind, selector: str, since: str, apply: Callable[[str, Object], None]
-    ) -> str:
+    async def watch(self, kind: Kind, selector: str, since: str, apply: Callable[[str, Object], None]) -> str:
         """Gives each event to `apply(type, object)`, on the loop, until the server ends the watch. Returns the
         version to go on from. Raises Expired where `since` is forgotten.
         """

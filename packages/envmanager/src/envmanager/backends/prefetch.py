@@ -7,6 +7,7 @@ Invariant: it returns only when every node that was found has the image
 import asyncio
 import contextlib
 from collections.abc import Callable
+
 from envmanager.backends.cluster import Cluster, Kind, Object
 from envmanager.backends.pods import loss_of
 from envmanager.backends.podspec import Owner, PodTemplate, prefetch

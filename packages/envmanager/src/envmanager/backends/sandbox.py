@@ -36,7 +36,7 @@ def imports() -> list[str]:
 
 
 def command(inner: list[str], *more: str) -> list[str]:
-    """The inner command within bubblewrap. The later options lie over the earlier: the imports over what is hidden."""
+    """The inner command within bubblewrap. Later options lie over earlier ones: the imports over what is hidden."""
     hidden = [part for path in HIDDEN if os.path.isdir(path) for part in ("--tmpfs", path)]
     bound = [part for path in imports() for part in ("--ro-bind", path, path)]
     return [
