@@ -106,6 +106,22 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     simulate.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides such as buffer.alpha=2")
     simulate.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
     simulate.set_defaults(command=_simulate)
+    plan = commands.add_parser(
+        "plan",
+        help="the configuration that a set of devices should have",
+        description="Search splits, affinity, alpha and redundancy; simulate the best and write a configuration.",
+    )
+    plan.add_argument("config", type=Path, help="a YAML file with a section `simulate`")
+    plan.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides such as simulate.model=qwen3-14b")
+    devices = plan.add_mutually_exclusive_group(required=True)
+    devices.add_argument("--gpus", help="devices by class, e.g. h800=96,h20=32")
+    devices.add_argument(
+        "--cost", type=float, help="a budget in H20 hours an hour, spent on the configuration's classes"
+    )
+    plan.add_argument("--classes", help="with --cost, the classes to choose among, e.g. H800,H20")
+    plan.add_argument("--out", type=Path, default=Path("planned.yaml"), help="where to write the best configuration")
+    plan.add_argument("--quick", action="store_true", help="fewer candidates, shorter simulations")
+    plan.set_defaults(command=_plan)
 
 
 def _add_serve_reward(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -134,6 +150,12 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 def _simulate(arguments: argparse.Namespace) -> int:
     from rollart.cli.simulate import run
+
+    return run(arguments)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from rollart.cli.plan import run
 
     return run(arguments)
 

@@ -152,12 +152,17 @@ class Simulation(Struct, frozen=True):
         return sum(self.catalog.device(name).cost * gpus for name, gpus in self.gpus.items())
 
 
-def load_simulation(path: str | Path, overrides: Iterable[str] = ()) -> Simulation:
-    """The simulation that a YAML file describes. Raises ConfigError naming key, value and remedy."""
+def read_tree(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """A YAML file with overrides applied, as nested dictionaries. Raises ConfigError."""
     tree = load._read(Path(path))
     for override in overrides:
         load._apply(tree, override)
-    return make_simulation(tree)
+    return tree
+
+
+def load_simulation(path: str | Path, overrides: Iterable[str] = ()) -> Simulation:
+    """The simulation that a YAML file describes. Raises ConfigError naming key, value and remedy."""
+    return make_simulation(read_tree(path, overrides))
 
 
 def make_simulation(tree: Mapping[str, Any]) -> Simulation:
@@ -199,10 +204,9 @@ def _filled(tree: dict[str, Any], world: SimulateConfig) -> dict[str, Any]:
             rollout.setdefault(key, value)
     if "concurrency" not in rollout:
         buffer = filled.get("buffer") or {}
-        groups = floor((1 + buffer.get("alpha", 1.0)) * buffer.get("batch_groups", 16)) + buffer.get(
-            "spare_groups", 0
-        )
-        rollout["concurrency"] = groups * (buffer.get("group_size", 8) + buffer.get("spare_members", 0))
+        groups = floor((1 + buffer.get("alpha", 1.0)) * buffer.get("batch_groups", 16))
+        members = buffer.get("group_size", 8) + buffer.get("spare_members", 0)
+        rollout["concurrency"] = (groups + buffer.get("spare_groups", 0)) * members
     return filled
 
 

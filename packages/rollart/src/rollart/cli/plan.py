@@ -1,0 +1,90 @@
+"""`rollart plan`: the best ways to use a set of devices, what each change buys, and a configuration to run."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from rollart.errors import ConfigError
+from rollart.planner.search import Judged, Plan, Search, fleets_within
+from rollart.simulate.config import make_simulation, read_tree
+
+_ROUNDS = {"quick": (3, 5), "normal": (4, 6, 9)}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, print, and write the best configuration. Returns the exit status."""
+    logging.getLogger().setLevel(logging.ERROR)  # what fails in a simulated world is no news
+    console = Console()
+    tree = read_tree(arguments.config, arguments.overrides)
+    given = make_simulation(tree)
+    if arguments.cost is not None:
+        classes = arguments.classes.split(",") if arguments.classes else list(given.gpus)
+        fleets = fleets_within(given.catalog, classes, arguments.cost)
+    else:
+        fleets = [parse_gpus(arguments.gpus, given.catalog.hardware)]
+    search = Search(
+        tree,
+        width=6 if arguments.quick else 12,
+        rounds=_ROUNDS["quick" if arguments.quick else "normal"],
+        tell=lambda text: console.print(text, highlight=False, soft_wrap=True),
+    )
+    plan = search.plan(fleets)
+    console.print(f"{plan.considered} candidates by the closed form, {plan.simulated} simulated")
+    _show(console, plan)
+    best = plan.best[0].candidate.tree(tree)
+    arguments.out.write_text(yaml.safe_dump(best, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    console.print(f"written: {arguments.out}  (try it: rollart simulate {arguments.out})", soft_wrap=True)
+    return 0
+
+
+def parse_gpus(text: str, known: Mapping[str, Any]) -> dict[str, int]:
+    """`h800=96,h20=32` as devices by class. Raises ConfigError."""
+    names = {name.lower(): name for name in known}
+    gpus: dict[str, int] = {}
+    for item in text.split(","):
+        name, _, count = item.partition("=")
+        if name.strip().lower() not in names or not count.strip().isdigit() or not int(count):
+            raise ConfigError("--gpus", item, f"write CLASS=COUNT with a class of {', '.join(known)}")
+        gpus[names[name.strip().lower()]] = int(count)
+    return gpus
+
+
+def _show(console: Console, plan: Plan) -> None:
+    table = Table(
+        "configuration", "step s", "by form", "trained/s", "cost", "busy", "stale", box=None, pad_edge=False
+    )
+    rows = [(judged.candidate.words, judged) for judged in plan.best]
+    if plan.start is not None:
+        rows.append((f"as given: {plan.start.candidate.words}", plan.start))
+    for words, judged in rows:
+        table.add_row(words, *_numbers(judged))
+    console.print(table)
+    if plan.start is not None:
+        console.print("what each change buys, one after the other:")
+        before = plan.start
+        for name, judged in plan.steps:
+            gain = before.summary.step_s / judged.summary.step_s
+            change = f"{before.summary.step_s:8.1f} -> {judged.summary.step_s:8.1f} s"
+            console.print(f"  {name:12} {change}  {gain:.2f} x")
+            before = judged
+        console.print(f"  altogether   {plan.start.summary.step_s / plan.best[0].summary.step_s:.2f} x")
+
+
+def _numbers(judged: Judged) -> tuple[str, ...]:
+    summary, simulated = judged.summary, judged.simulated
+    busy = " ".join(f"{name} {used:.0%}" for name, used in simulated.generation_used.items())
+    return (
+        f"{summary.step_s:.1f}",
+        f"{judged.estimated_s:.1f}",
+        f"{summary.tokens_per_s:,.0f}",
+        f"{summary.cost:.2f}",
+        f"{busy} train {simulated.training_used:.0%}",
+        f"{summary.staleness:.2f} ({summary.stale:.0%} lost)",
+    )

@@ -1,0 +1,1 @@
+"""Which configuration a set of devices should have: closed forms to start with, the simulator to judge."""

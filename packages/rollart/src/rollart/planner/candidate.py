@@ -1,0 +1,92 @@
+"""One way to use a set of devices, as a change of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+
+class Part(Struct, frozen=True):
+    """Devices of one class, and how engines are made of them."""
+
+    hardware: str
+    gpus: int
+    tensor_parallel: int = 1
+    role: str = "both"
+
+
+class Candidate(Struct, frozen=True):
+    """`affinity` maps tasks to classes; empty where any engine takes any task."""
+
+    generation: tuple[Part, ...]
+    training: Part
+    affinity: tuple[tuple[str, str], ...] = ()
+    alpha: float = 1.0
+    spare_groups: int = 0
+    spare_members: int = 0
+
+    def tree(self, base: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration with this in place of what it said."""
+        tree: dict[str, Any] = deepcopy(dict(base))
+        world = tree.setdefault("simulate", {})
+        world["generation"] = [_fleet(part) for part in self.generation]
+        training = dict(world.get("training") or {})
+        world["training"] = training | {
+            "hardware": self.training.hardware,
+            "gpus": self.training.gpus,
+            "shared": False,
+        }
+        buffer = tree.setdefault("buffer", {})
+        buffer["alpha"] = self.alpha
+        buffer["spare_groups"], buffer["spare_members"] = self.spare_groups, self.spare_members
+        generation = tree.setdefault("generation", {})
+        generation.pop("affinity", None)
+        if self.affinity:
+            generation["affinity"] = {"default": self.generation[0].hardware, **dict(self.affinity)}
+        rollout = tree.get("rollout", {})
+        rollout.pop("concurrency", None)  # follows from the buffer
+        return tree
+
+    @property
+    def words(self) -> str:
+        """In one line."""
+        fleets = " + ".join(
+            f"{part.gpus} {part.hardware}"
+            + (f" TP{part.tensor_parallel}" if part.tensor_parallel > 1 else "")
+            + (f" {part.role}" if part.role != "both" else "")
+            for part in self.generation
+        )
+        moved = ", ".join(f"{task} on {hardware}" for task, hardware in self.affinity)
+        spare = f", {self.spare_groups}+{self.spare_members} spare" if self.spare_groups or self.spare_members else ""
+        trains = f"{self.training.gpus} {self.training.hardware} train"
+        return f"{trains}, {fleets} generate, alpha {self.alpha:g}{spare}" + (f"; {moved}" if moved else "")
+
+
+def _fleet(part: Part) -> dict[str, Any]:
+    return {
+        "hardware": part.hardware,
+        "gpus": part.gpus,
+        "tensor_parallel": part.tensor_parallel,
+        "role": part.role,
+    }
+
+
+def steps_between(start: Candidate, end: Candidate) -> list[tuple[str, Candidate]]:
+    """`start` turned into `end` one kind of decision after the other, each with its name."""
+    found: list[tuple[str, Candidate]] = []
+    current = start
+    for name, change in (
+        ("split", {"generation": end.generation, "training": end.training}),
+        ("affinity", {"affinity": end.affinity}),
+        ("alpha", {"alpha": end.alpha}),
+        ("redundancy", {"spare_groups": end.spare_groups, "spare_members": end.spare_members}),
+    ):
+        following = replace(current, **change)
+        if following != current:
+            found.append((name, following))
+            current = following
+    return found

@@ -1,0 +1,185 @@
+"""What a step takes by the closed forms: where a search begins, not where it ends.
+
+A trajectory's seconds on an engine come from the roofline at the number of sequences that would run there; a class's
+engines share the tasks that affinity sends them. A step can take no less than the busiest class of engines, than a
+mean trajectory over the `alpha + 1` batches that are under way, and than training with the weights' way to the
+engines; `most` is the bound with the longest trajectory's tail. Invariant: more devices never make an estimate longer
+(tests/rollart/test_rollart_planner_estimate.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+
+from msgspec import Struct
+
+from llmproxy.sim import Roofline
+from rollart.planner.bounds import Load, async_step, best_share
+from rollart.simulate.build import speed_of, trainer_rates
+from rollart.simulate.catalog import GIB, Profile
+from rollart.simulate.config import FleetConfig, Simulation
+from rollart.simulate.trainer import Passes, forward_flops
+
+_CHUNK = 8192  # tokens over which the time of prefilling one is taken
+
+
+class Demand(Struct, frozen=True, kw_only=True):
+    """What a trajectory of a task asks for on average, in tokens and seconds; `longest` over the average length."""
+
+    turns: float
+    made: float
+    computed: float
+    resident: float
+    total: float
+    waits: float
+    longest: float
+
+
+class Estimate(Struct, frozen=True, kw_only=True):
+    """Seconds: what keeps the busiest engines busy, a mean trajectory's share, the longest one's, training, and the
+    way of the weights.
+    """
+
+    generate: float
+    latency: float
+    tail: float
+    train: float
+    weights: float
+
+    @property
+    def step(self) -> float:
+        return max(self.generate, self.latency, self.train + self.weights)
+
+    @property
+    def most(self) -> float:
+        """No step takes longer under the premises of `bounds`."""
+        return max(self.generate + self.tail, self.train + self.weights)
+
+
+def demand_of(profile: Profile, context: int) -> Demand:
+    """The averages of a profile, within the context."""
+    turns = max(1.0, profile.turns.average)
+    first, later, reply = profile.prompt.average, profile.observation.average, profile.response.average
+    if profile.latest_only:
+        computed, resident, total = turns * first, first + reply, turns * (first + reply)
+    else:
+        turns = min(turns, max(1.0, (context - first) / (later + reply)))
+        computed = first + (turns - 1) * later
+        total = computed + turns * reply
+        resident = (first + reply + total) / 2
+    varied = profile.response.std / reply / sqrt(turns) if reply else 0.0
+    most = profile.turns.high if profile.turns.shape == "uniform" else turns
+    longest = (most / turns) * (1 + 2 * profile.instance + 3 * varied)
+    waits = profile.reset_s.average + turns * profile.step_s.average
+    return Demand(
+        turns=turns,
+        made=turns * reply,
+        computed=computed,
+        resident=resident,
+        total=total,
+        waits=waits,
+        longest=max(1.0, longest),
+    )
+
+
+def engine_seconds(speed: Roofline, demand: Demand, together: float) -> tuple[float, float]:
+    """An engine's seconds for one trajectory when so many run on it, and how long that trajectory takes there."""
+    fit = max(1.0, min(together, speed.batch, speed.capacity / demand.resident))
+    pace = speed.pace(max(1, round(fit)), 0.0, 0.0)
+    step = pace.base + pace.slope * fit * demand.resident
+    prefill = demand.computed * speed.pace(0, float(_CHUNK), demand.resident / 2).base / _CHUNK
+    spent = demand.made * step / fit + prefill
+    return spent, demand.made * step + prefill * fit + demand.waits
+
+
+def estimate(simulation: Simulation) -> Estimate:
+    """The closed form for a configuration."""
+    config = simulation.config
+    context = config.generation.max_model_len
+    demands = {name: demand_of(profile, context) for name, profile in simulation.profiles.items()}
+    weights = {name: config.tasks[name].weight for name in demands}
+    total = sum(weights.values())
+    alive = (1 + config.buffer.alpha) * simulation.batch
+    generate = tail = latency = 0.0
+    for hardware, fleets in _by_class(simulation).items():
+        engines = sum(fleet.engines for fleet in fleets)
+        share = _shares(simulation, hardware, engines)
+        if not any(share.values()):
+            continue
+        speed = speed_of(simulation, fleets[0])
+        together = alive * sum(share[name] * weights[name] for name in demands) / total / engines
+        spent = 0.0
+        for name, demand in demands.items():
+            each, alone = engine_seconds(speed, demand, max(1.0, together))
+            taken = share[name] * weights[name] / total
+            spent += simulation.batch * taken * each
+            latency += taken * alone / (1 + config.buffer.alpha)
+            if taken:
+                tail = max(tail, alone * demand.longest / (1 + config.buffer.alpha))
+        generate = max(generate, spent / engines)
+    return Estimate(
+        generate=generate,
+        latency=latency,
+        tail=tail,
+        train=train_seconds(simulation, demands, weights),
+        weights=weights_seconds(simulation),
+    )
+
+
+def train_seconds(simulation: Simulation, demands: Mapping[str, Demand], weights: Mapping[str, float]) -> float:
+    """A train step over a batch of average trajectories."""
+    training = simulation.training
+    passes = Passes(training.reference, training.proximal, training.recompute).count
+    total = sum(weights.values())
+    flops = sum(
+        simulation.batch * weights[name] / total * forward_flops(simulation.shape, [round(demand.total)])
+        for name, demand in demands.items()
+    )
+    rates = trainer_rates(simulation)
+    return passes * flops / rates.flops + 2 * rates.swap_s
+
+
+def weights_seconds(simulation: Simulation) -> float:
+    """From the trainer to the engines."""
+    constants = simulation.catalog.calibration
+    size = simulation.shape.parameters * simulation.shape.bytes_each / GIB
+    if simulation.world.transport == "broadcast":
+        return constants.broadcast_start_s + size / constants.broadcast_gibs
+    return size / constants.push_gibs + size / constants.pull_gibs + size / constants.load_gibs
+
+
+def share_of_training(simulation: Simulation) -> float:
+    """The share of all devices that should train by the closed form, devices taken for equal in what they do best."""
+    found = estimate(simulation)
+    generating = sum(fleet.gpus for fleet in simulation.fleets)
+    workers = generating + simulation.training.gpus
+    load = Load(
+        workers=workers,
+        samples=simulation.batch,
+        mean=max(found.generate, found.latency) * generating / simulation.batch,
+        longest=found.tail * (1 + simulation.config.buffer.alpha),
+        train=found.train * simulation.training.gpus / simulation.batch,
+    )
+    share = best_share(load, simulation.config.buffer.alpha)
+    assert async_step(load, simulation.config.buffer.alpha, share) > 0
+    return share
+
+
+def _by_class(simulation: Simulation) -> dict[str, list[FleetConfig]]:
+    classes: dict[str, list[FleetConfig]] = {}
+    for fleet in simulation.fleets:
+        if fleet.role != "prefill":
+            classes.setdefault(fleet.hardware, []).append(fleet)
+    return classes
+
+
+def _shares(simulation: Simulation, hardware: str, engines: int) -> dict[str, float]:
+    """The part of each task that a class takes: all or nothing by affinity, by engines where any will do."""
+    affinity = simulation.config.generation.affinity
+    everywhere = engines / sum(fleet.engines for fleet in simulation.fleets if fleet.role != "prefill")
+    shares: dict[str, float] = {}
+    for name in simulation.profiles:
+        wanted = affinity.get(name) or affinity["default"]
+        shares[name] = everywhere if not wanted else float(wanted == hardware)
+    return shares

@@ -1,0 +1,223 @@
+"""The search: every candidate is ranked by the closed form, the best are simulated, the better half of them longer.
+
+Invariant: the configuration that is proposed was simulated, and so was the one that it is compared with
+(tests/rollart/test_rollart_planner_search.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from rollart.errors import ConfigError
+from rollart.planner.candidate import Candidate, Part, steps_between
+from rollart.planner.estimate import demand_of, engine_seconds, estimate
+from rollart.runtime.folder import RunFolder
+from rollart.simulate.build import speed_of
+from rollart.simulate.catalog import Catalog
+from rollart.simulate.config import FleetConfig, Simulation, make_simulation
+from rollart.simulate.run import Simulated, simulate
+from rollart.simulate.summary import Summary, summarize
+
+_NODE = 8
+_PARALLEL = (1, 2, 4, 8)
+_CONTEXTS = 2
+"""Whole contexts that an engine must have room for."""
+
+
+class Judged(Struct, frozen=True):
+    """A candidate, what the closed form said of it, and what its simulation came to."""
+
+    candidate: Candidate
+    estimated_s: float
+    summary: Summary
+    simulated: Simulated
+
+
+class Plan(Struct, frozen=True):
+    """`best` first; `start` is the configuration as it was, where it fits the devices; `steps` lead from one to the
+    other.
+    """
+
+    best: list[Judged]
+    start: Judged | None
+    steps: list[tuple[str, Judged]]
+    considered: int
+    simulated: int
+
+
+class Search:
+    """Plans for one configuration. `tell` hears what is being tried."""
+
+    def __init__(
+        self,
+        tree: Mapping[str, Any],
+        *,
+        width: int = 12,
+        rounds: Sequence[int] = (4, 6, 9),
+        alphas: Sequence[float] | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`width` candidates are simulated in the first of `rounds`, which are numbers of iterations."""
+        self._tree = tree
+        self._width = width
+        self._rounds = rounds
+        self._tell = tell
+        self._given = make_simulation(tree)
+        alpha = self._given.config.buffer.alpha
+        self._alphas = tuple(alphas) if alphas else tuple(dict.fromkeys((alpha, alpha + 1)))
+        self._runs: dict[tuple[Candidate, int], Judged] = {}
+
+    def plan(self, fleets: Sequence[Mapping[str, int]], keep: int = 3) -> Plan:
+        """The best of all ways to use one of `fleets` (devices by class). Raises ConfigError when none works."""
+        ranked = sorted(self._ranked(fleets), key=lambda item: item[0])
+        if not ranked:
+            raise ConfigError(
+                "gpus", list(map(dict, fleets)), "no split of these devices holds the model on both sides"
+            )
+        start = given_candidate(self._given) if dict(self._given.gpus) in [dict(f) for f in fleets] else None
+        field = _spread([candidate for _, candidate in ranked], self._width)
+        if start is not None and start not in field:
+            field.append(start)
+        for number, iterations in enumerate(self._rounds):
+            judged = sorted((self._judge(one, iterations) for one in field), key=lambda one: one.summary.step_s)
+            field = [one.candidate for one in judged[: max(keep, len(judged) // 2)]]
+            last = number == len(self._rounds) - 1
+        assert last, "at least one round"
+        best = judged[:keep]
+        first = self._judge(start, self._rounds[-1]) if start is not None else None
+        steps = []
+        if start is not None:
+            between = steps_between(start, best[0].candidate)
+            steps = [(name, self._judge(one, self._rounds[-1])) for name, one in between]
+        return Plan(best, first, steps, len(ranked), len({one for one, _ in self._runs}))
+
+    def _judge(self, candidate: Candidate, iterations: int) -> Judged:
+        key = (candidate, iterations)
+        if key not in self._runs:
+            tree = candidate.tree(self._tree)
+            tree["run"] = {**tree.get("run", {}), "iterations": iterations}
+            simulation = make_simulation(tree)
+            with tempfile.TemporaryDirectory() as place:
+                folder = RunFolder(Path(place) / "run")
+                folder.create(simulation.config)
+                try:
+                    simulated = simulate(simulation, folder)
+                finally:
+                    folder.close()
+            summary = summarize(simulation, simulated)
+            self._tell(f"{summary.step_s:8.1f} s a step  {candidate.words}")
+            self._runs[key] = Judged(candidate, estimate(simulation).step, summary, simulated)
+        return self._runs[key]
+
+    def _ranked(self, fleets: Sequence[Mapping[str, int]]) -> Iterator[tuple[float, Candidate]]:
+        for gpus in fleets:
+            for candidate in candidates(self._given, gpus, self._alphas):
+                yield estimate(make_simulation(candidate.tree(self._tree))).step, candidate
+
+
+def given_candidate(simulation: Simulation) -> Candidate:
+    """The configuration itself as a candidate."""
+    config, training = simulation.config, simulation.training
+    affinity = {task: name for task, name in config.generation.affinity.items() if task != "default"}
+    mixed = len({fleet.hardware for fleet in simulation.fleets}) > 1
+    if mixed and config.generation.affinity["default"]:
+        for task in config.tasks:
+            affinity.setdefault(task, config.generation.affinity["default"])
+    return Candidate(
+        tuple(Part(fleet.hardware, fleet.gpus, fleet.tensor_parallel, fleet.role) for fleet in simulation.fleets),
+        Part(training.hardware, training.gpus),
+        tuple(sorted(affinity.items())) if mixed else (),
+        config.buffer.alpha,
+        config.buffer.spare_groups,
+        config.buffer.spare_members,
+    )
+
+
+def candidates(given: Simulation, gpus: Mapping[str, int], alphas: Sequence[float]) -> Iterator[Candidate]:
+    """Splits by whole nodes around the closed form's share, affinities in order of advantage, and redundancy."""
+    catalog = given.catalog
+    trains = max(gpus, key=lambda name: catalog.device(name).tflops)
+    groups = given.config.buffer.batch_groups
+    for share in range(_NODE, gpus[trains], _NODE):
+        generation = {name: count - (share if name == trains else 0) for name, count in gpus.items()}
+        parts = tuple(_part(given, name, count) for name, count in generation.items() if count)
+        if any(part is None for part in parts):
+            continue
+        fleet = tuple(part for part in parts if part is not None)
+        for affinity, alpha in itertools.product(affinities(given, fleet), alphas):
+            base = Candidate(fleet, Part(trains, share), affinity, alpha)
+            yield base
+            yield replace(base, spare_groups=max(1, groups // 16))
+
+
+def affinities(given: Simulation, fleet: Sequence[Part]) -> list[tuple[tuple[str, str], ...]]:
+    """No affinity, then tasks sent to the second class one more at a time, those first that lose least there."""
+    classes = list(dict.fromkeys(part.hardware for part in fleet))
+    if len(classes) < 2:
+        return [()]
+    first, second = classes[:2]
+    advantage = {
+        name: _spent(given, fleet, second, name) / _spent(given, fleet, first, name) for name in given.profiles
+    }
+    order = sorted(advantage, key=advantage.__getitem__)
+    found: list[tuple[tuple[str, str], ...]] = [()]
+    for moved in range(1, len(order)):
+        chosen = {name: second if name in order[:moved] else first for name in order}
+        found.append(tuple(sorted(chosen.items())))
+    return found
+
+
+def fleets_within(catalog: Catalog, classes: Sequence[str], budget: float) -> list[dict[str, int]]:
+    """Mixtures of classes, in pairs of nodes, that cost at most `budget` H20 hours an hour, and 95 % of it at least."""
+    step = 2 * _NODE
+    ranges = [range(0, int(budget / catalog.device(name).cost) + 1, step) for name in classes]
+    found = []
+    for counts in itertools.product(*ranges):
+        cost = sum(catalog.device(name).cost * count for name, count in zip(classes, counts, strict=True))
+        if 0.95 * budget <= cost <= budget:
+            found.append({name: count for name, count in zip(classes, counts, strict=True) if count})
+    return found
+
+
+def _spent(given: Simulation, fleet: Sequence[Part], hardware: str, task: str) -> float:
+    part = next(part for part in fleet if part.hardware == hardware)
+    speed = speed_of(given, FleetConfig(hardware=hardware, gpus=part.gpus, tensor_parallel=part.tensor_parallel))
+    demand = demand_of(given.profiles[task], given.config.generation.max_model_len)
+    return engine_seconds(speed, demand, 16.0)[0]
+
+
+def _part(given: Simulation, hardware: str, gpus: int) -> Part | None:
+    """The fewest devices an engine that hold the model and some contexts; None when the class cannot."""
+    context = given.config.generation.max_model_len
+    for parallel in _PARALLEL:
+        if gpus % parallel:
+            continue
+        speed = speed_of(given, FleetConfig(hardware=hardware, gpus=gpus, tensor_parallel=parallel))
+        try:
+            room = speed.capacity
+        except ValueError:
+            continue
+        if room >= _CONTEXTS * context:
+            return Part(hardware, gpus, parallel)
+    return None
+
+
+def _spread(ranked: Sequence[Candidate], width: int) -> list[Candidate]:
+    """The best, but no more than three of one split: the closed form is least sure of what it ranks alike."""
+    seen: dict[tuple[Part, ...], int] = {}
+    chosen = []
+    for candidate in ranked:
+        split = (candidate.training, *candidate.generation)
+        seen[split] = seen.get(split, 0) + 1
+        if seen[split] <= 3:
+            chosen.append(candidate)
+        if len(chosen) == width:
+            break
+    return chosen
