@@ -36,7 +36,7 @@ def step_by_step(lengths: list[tuple[int, int]], speed: Small) -> list[float]:
     """When each of (prompt, tokens), all there from the start, ends; in pieces of a step too small to matter."""
     waiting = deque(enumerate(lengths))
     ends = [0.0] * len(lengths)
-    members: dict[int, list[int]] = {}  # what each holds, and what it has still to make
+    members: dict[int, list[float]] = {}  # what each holds, and what it has still to make
     now = 0.0
     prompts: list[tuple[int, tuple[int, int]]] = []
     left = 0.0
@@ -46,9 +46,10 @@ def step_by_step(lengths: list[tuple[int, int]], speed: Small) -> list[float]:
             while waiting and (not prompts or left + waiting[0][1][0] <= speed.together):
                 prompts.append(waiting.popleft())
                 left += prompts[-1][1][0]
+            total = left
             changed = True
         if changed:
-            pace, changed = speed.pace(len(members), left, 0.0), False
+            pace, changed = speed.pace(len(members), total if prompts else 0.0, 0.0), False
         piece = min([1e-2, *([left / pace.chunk] if left else []), *(to_make for _, to_make in members.values())])
         now += piece * (pace.base + pace.slope * sum(held for held, _ in members.values()))
         for number, member in list(members.items()):
@@ -120,6 +121,22 @@ async def test_when_memory_is_full_the_youngest_is_put_back_and_nothing_is_lost(
     roomy = SimWorker("w", speed=Small(capacity=10_000))
     await asyncio.gather(*(finish(roomy, f"t{i}", 100, 200) for i in range(8)))
     assert roomy.preemptions == 0
+
+
+async def test_the_backlog_falls_with_every_token_that_is_made() -> None:
+    worker = SimWorker("w", prefill_rate=100.0, decode_rate=10.0, length=lambda request: 20)
+    tasks = [asyncio.create_task(finish(worker, f"t{i}", 100, 20)) for i in range(2)]
+    await asyncio.sleep(0)
+    assert worker.backlog() == 200
+    seen = []
+    for _ in range(4):
+        await asyncio.sleep(0.55)
+        await worker.probe()
+        worker._advance()
+        seen.append(worker.backlog())
+    assert seen == [200, 119, 113, 26]
+    await asyncio.gather(*tasks)
+    assert worker.backlog() == 0
 
 
 async def test_one_that_is_larger_than_the_memory_runs_alone() -> None:

@@ -23,6 +23,8 @@ from .affinity import AffinityRouter
 
 _MEMORY = 0.999
 """Weight of the past at each turn: about the last thousand count, so that a policy that learns is followed."""
+_PATIENCE = 3
+"""Reviews in a row that must promise a gain: what a passing mix of tasks promises is gone by then."""
 _TRY_ALL = 256
 """Assignments up to so many are compared exhaustively, which takes some milliseconds."""
 
@@ -108,6 +110,7 @@ class AutoAffinityRouter(AffinityRouter):
         self._in_flight = 0.0
         self._turns = 0
         self._changes = 0
+        self._promised = 0  # reviews in a row that promised a gain
 
     def served(self, request: GenerateRequest, slot: Slot, result: GenerateResult | None = None) -> None:
         super().served(request, slot, result)
@@ -158,8 +161,12 @@ class AutoAffinityRouter(AffinityRouter):
         )
         now = {task: name for task, name in self._affinity.items() if name in classes}
         best = model.best()
-        if len(now) == len(mix) and model.flow(best) < (1.0 + self._margin) * model.flow(now):
-            return
+        if len(now) == len(mix):
+            better = best != now and model.flow(best) >= (1.0 + self._margin) * model.flow(now)
+            self._promised = self._promised + 1 if better else 0
+            if self._promised < _PATIENCE:
+                return
+        self._promised = 0
         self._changes += sum(now.get(task, name) != name for task, name in best.items())
         self._affinity.update(best)
 

@@ -36,6 +36,7 @@ class Job:
         "answer",
         "base",
         "cached",
+        "due",
         "joined",
         "key",
         "length",
@@ -57,6 +58,7 @@ class Job:
         self.made = 0
         self.joined: float | None = None
         self.base = 0.0  # tokens held minus where the counter stands, the same for as long as it decodes
+        self.due = 0.0  # tokens its budget still allows, plus where the counter stands
         self.serial = 0
         self.key: int | None = None  # its prompt's, when nothing of its trajectory was cached
         self.spans: list[Span] = []
@@ -88,12 +90,14 @@ class Engine:
         self._queue: deque[Job] = deque()
         self._prompts: list[Job] = []
         self._left = 0.0  # tokens of the prompts being prefilled that are still to be computed
+        self._total = 0.0  # tokens that they had to begin with: what a step is paced by, wherever it is interrupted
         self._depth = 0.0
         self._members: dict[Job, None] = {}  # decoding, in the order they joined
         self._ends: list[tuple[float, int, Job]] = []  # entries of jobs that left are skipped
         self._serial = 0
         self._progress = 0.0
         self._based = 0.0  # sum of the members' `base`
+        self._due = 0.0  # sum of the members' `due`
         self._arriving: list[tuple[float, int, Job]] = []
         self._wire_free = 0.0
         self._pins: dict[str, int] = {}
@@ -124,6 +128,7 @@ class Engine:
             self._prompts.remove(job)
             self._queued -= job.held
             self._left = max(0.0, self._left - job.need) if self._prompts else 0.0
+            self._total -= job.need
             self._pace = None
         elif job in self._queue:
             self._queue.remove(job)
@@ -177,6 +182,11 @@ class Engine:
         return self._based + len(self._members) * self._progress
 
     @property
+    def allowed(self) -> float:
+        """Tokens that the budgets of decoding sequences still allow to be made."""
+        return self._due - len(self._members) * self._progress
+
+    @property
     def pinned(self) -> int:
         """Tokens kept for other workers."""
         return self._pinned
@@ -218,14 +228,14 @@ class Engine:
                 steps, event = max(0.0, room / members), "full"
         if self._prompts:
             chunk = self._current_pace().chunk
-            until = self._left / chunk if self._left > 0 else 0.0
+            until = self._left / chunk if self._left > SOON else 0.0
             if until < steps:
                 steps, event = until, "prefilled"
         return steps, event
 
     def _current_pace(self) -> Pace:
         if self._pace is None:
-            self._pace = self._speed.pace(len(self._members), self._left if self._prompts else 0.0, self._depth)
+            self._pace = self._speed.pace(len(self._members), self._total if self._prompts else 0.0, self._depth)
         return self._pace
 
     def _seconds(self, steps: float) -> float:
@@ -287,7 +297,7 @@ class Engine:
             reserved += job.held
             self._prompts.append(job)
         if self._prompts:
-            self._left = total
+            self._left = self._total = total
             self._depth = sum(job.cached + job.need / 2 for job in self._prompts) / len(self._prompts)
             self._pace = None
             self._trim()
@@ -312,7 +322,9 @@ class Engine:
         job.serial = self._serial
         job.joined = self._progress
         job.base = job.held - self._progress
+        job.due = job.request.budget - job.made + self._progress
         self._based += job.base
+        self._due += job.due
         self._members[job] = None
         heapq.heappush(self._ends, (self._progress + job.length - job.made, job.serial, job))
         self._pace = None
@@ -322,9 +334,10 @@ class Engine:
         del self._members[job]
         job.joined, job.serial = None, 0
         self._based -= job.base
+        self._due -= job.due
         self._pace = None
         if not self._members:  # small numbers keep the counter exact
-            self._progress = self._based = 0.0
+            self._progress = self._based = self._due = 0.0
             self._ends.clear()
 
     def _back(self, job: Job) -> None:

@@ -107,7 +107,7 @@ class SimWorker:
         handoff.params["source"].taken(handoff.params["key"])
 
     def backlog(self) -> int:
-        return int(self._engine.queued + self._engine.resident)
+        return int(self._engine.queued + self._engine.allowed)
 
     async def abort(self, request_id: str) -> None:
         await self._answering()
