@@ -69,7 +69,6 @@ def test_rates_are_what_they_say() -> None:
     rates = Rates(prefill=100.0, decode=10.0, decode_total=40.0, handoff=50.0)
     for batch, step in ((0, 0.1), (1, 0.1), (4, 0.1), (8, 0.2)):
         pace = rates.pace(batch, 1_000.0, 0.0)
-        assert (pace.base, pace.slope) == (pytest.approx(step), 0.0) and pace.chunk / pace.base == pytest.approx(
-            100.0
-        )
+        assert pace.base == pytest.approx(step) and pace.slope == 0.0
+        assert pace.chunk / pace.base == pytest.approx(100.0)
     assert rates.transfer(100.0) == pytest.approx(2.0)
