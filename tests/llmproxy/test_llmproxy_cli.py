@@ -45,6 +45,7 @@ def test_help_tells_a_stranger_what_to_do(capsys: pytest.CaptureFixture[str]) ->
         (["--worker", "nonsense"], "is not an http(s) URL"),
         (["--worker", "http://x,color=red"], "'color' is none of hardware, id, dialect"),
         (["--worker", "http://x,dialect=x"], "none of vllm, openai, sglang"),
+        (["--worker", "http://127.0.0.1:1", "--worker", "http://127.0.0.1:1"], "is given twice"),
         (["--worker", "http://x,hardware"], "is not NAME=VALUE"),
         (["--affinity", "math"], "is not NAME=VALUE"),
         (["--host", "0.0.0.0"], "needs LLMPROXY_API_KEY"),

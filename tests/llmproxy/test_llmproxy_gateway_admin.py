@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.llmproxy.gateways import Connection, ask, serving, until
+from msgspec.structs import replace
+from tests.llmproxy.gateways import QUICK, Connection, ask, serving, until
 
 from llmproxy import Ack
 from llmproxy.gateway import GatewayConfig
@@ -69,6 +70,16 @@ async def test_one_worker_that_fails_makes_the_whole_not_a_success() -> None:
         for n in range(8):
             one = await ask(at.port, "POST", "/v1/completions", {"prompt": "a"}, x_trajectory_id=f"t{n}")
             assert one.headers["x-llmproxy-worker"] == "w0"
+
+
+async def test_an_update_that_fails_as_a_whole_still_answers_for_each() -> None:
+    config = replace(QUICK, on_failure="fail")
+    async with serving(StandIn(), StandIn(), loader=Loader(failing="w1"), proxy_config=config) as at:
+        await ask(at.port, "POST", "/admin/suspend")
+        reply = await ask(at.port, "POST", "/admin/update", {"version": 1})
+        told = {one["worker"]: one["ok"] for one in reply.json()["workers"]}
+        assert reply.status == 502 and told == {"w0": True, "w1": False}
+        assert (await ask(at.port, "POST", "/admin/resume")).error["type"] == "WrongState"
 
 
 async def test_a_worker_that_cannot_be_suspended_is_told_and_fenced() -> None:

@@ -256,6 +256,24 @@ async def test_start_of_nothing() -> None:
         HTTPWorker("127.0.0.1:8000")
 
 
+@pytest.mark.parametrize("told", [{"weight_version": "latest"}, {}, {"weight_version": None}])
+async def test_a_version_that_is_no_number_is_none(told: dict[str, Any]) -> None:
+    class Odd(StandIn):
+        async def answer(self, method, path, headers, body, writer) -> bool:
+            if path == "/weight_info":
+                send(writer, told)
+                return True
+            return await super().answer(method, path, headers, body, writer)
+
+    server = Odd()
+    worker = HTTPWorker(f"http://127.0.0.1:{await server.start()}", id="w")
+    with pytest.raises(WorkerLost, match="which is no number"):
+        await worker.start()
+    await worker.close()
+    worker.pool.abort()
+    await server.close()
+
+
 async def test_sampling_that_changes_the_distribution_needs_a_server_that_reports_it() -> None:
     hot = replace(REQUEST, sampling=Sampling(temperature=0.5, logprobs="processed", ignore_eos=True))
     async with working(StandIn()) as worker:

@@ -165,22 +165,19 @@ async def _serve(options: argparse.Namespace) -> None:
     gateway = Gateway(proxy, config, make)
     workers = [make(*_worker(text, options.version)) for text in options.worker]
     port = await gateway.start(options.host, options.port)
-    for worker in workers:
-        gateway.expect(worker)
-    # What lives now lives on, and requests end by reference count: the collector need not look often.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-    print(f"serving on http://{options.host}:{port}", flush=True)
     try:
+        for worker in workers:
+            gateway.expect(worker)
+        _collect_rarely()
+        print(f"serving on http://{options.host}:{port}", flush=True)
         await _signalled()
         print("draining", flush=True)
         await gateway.drain(options.drain)
     finally:
         await gateway.close()
         await proxy.close()
-        for slot in proxy.workers():
-            await gateway.worker(slot).close()
+        for worker in {*workers, *map(gateway.worker, proxy.workers())}:
+            await worker.close()
 
 
 async def _standin(options: argparse.Namespace) -> None:
@@ -189,6 +186,13 @@ async def _standin(options: argparse.Namespace) -> None:
     print(f"standing in on http://{options.host}:{port}", flush=True)
     await _signalled()
     await server.close()
+
+
+def _collect_rarely() -> None:
+    """What lives now lives on, and requests end by reference count: the collector need not look often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 async def _signalled() -> None:

@@ -169,7 +169,7 @@ class VLLM:
         return Control("/update_weight_version", {"new_version": str(version)})
 
     def held(self, answer: Any) -> str:
-        return str(answer["weight_version"])
+        return str(answer.get("weight_version"))
 
 
 class _OpenAILogprobs(Struct):
@@ -325,7 +325,7 @@ class SGLang:
         return Control("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
 
     def held(self, answer: Any) -> str:
-        return str(answer["weight_version"])
+        return str(answer.get("weight_version"))
 
 
 def _runs(runs: list[tuple[str, int, int]], told: list[_Run], before: int, after: int) -> list[tuple[str, int, int]]:

@@ -19,6 +19,7 @@ from uuid import uuid4
 from zlib import crc32
 
 import msgspec
+from msgspec import Struct
 
 from .checks import check_request
 from .dialects import VLLM, Control, Dialect, Told
@@ -45,6 +46,19 @@ _COOL_FIRST, _COOL_LONGEST = 0.5, 30.0
 """How long a worker is left alone after server errors: 0.5 s, and twice as long each time they come back."""
 _DEFAULT = "default"
 """What vLLM and SGLang call the weights they were started with."""
+
+
+_ANY_CONTEXT = 2**31
+"""Of a server that does not tell its own: it refuses what is too long itself."""
+
+
+class _Model(Struct, frozen=True):
+    id: str = ""
+    max_model_len: int | None = None
+
+
+class _Models(Struct):
+    data: list[_Model] = []
 
 
 class HTTPWorker:
@@ -108,11 +122,10 @@ class HTTPWorker:
     async def start(self) -> None:
         """Ask the server for its context and its version. Raises WorkerLost when it does not answer."""
         async with self._answering():
-            models = await self._ask(Control("/v1/models", None))
-            if not self._context_limit or not self._model:
-                listed = (models.get("data") or [{}])[0]
-                self._context_limit = self._context_limit or int(listed.get("max_model_len") or 2**31)
-                self._model = self._model or str(listed.get("id") or "")
+            models = msgspec.convert(await self._ask(Control("/v1/models", None)), _Models)
+            first = models.data[0] if models.data else _Model()
+            self._context_limit = self._context_limit or first.max_model_len or _ANY_CONTEXT
+            self._model = self._model or first.id
             self.version = await self._held()
         if self._loader is not None:
             await self._loader.start(self)
@@ -339,7 +352,11 @@ class HTTPWorker:
             return self._initial if self._loader is None else self.version
 
     def _number(self, name: str) -> int:
-        return self._initial if name == _DEFAULT else int(name)
+        if name == _DEFAULT:
+            return self._initial
+        if not name.isdecimal():
+            raise WorkerLost(self.id, f"it holds version {name!r}, which is no number")
+        return int(name)
 
     async def _tell(self, *controls: Control) -> None:
         for control in controls:

@@ -7,6 +7,7 @@ Administration fans out to all workers and answers for each; the total is not a 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -15,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from llmproxy.dialects import DIALECTS
-from llmproxy.errors import LLMProxyError
+from llmproxy.errors import LLMProxyError, UpdateFailed
 from llmproxy.fleet import Slot
 from llmproxy.upstream import call
 from llmproxy.values import Ack, GenerateRequest
@@ -28,6 +29,7 @@ from .refusals import Refusal, Response, json_response, refusal
 if TYPE_CHECKING:
     from .server import Gateway
 
+_log = logging.getLogger(__name__)
 Handler = Callable[[Request, str], Awaitable[Response]]
 
 
@@ -100,10 +102,13 @@ class API:
     async def _answer(self, client: Client, request: Request, handler: Handler, argument: str) -> None:
         try:
             response = await handler(request, argument)
-        except (LLMProxyError, Refusal, ValueError) as error:
-            if isinstance(error, ValueError) and not isinstance(error, LLMProxyError):
-                error = Refusal(400, "InvalidRequest", str(error), "body", "what the call takes")
+        except (LLMProxyError, Refusal) as error:
             response = self._gateway.refused(refusal(error))
+        except ValueError as error:
+            response = self._gateway.refused(Refusal(400, "InvalidRequest", str(error), "body", "what it takes"))
+        except Exception:  # the caller is told that there was one; what it was stays here
+            _log.exception("%s failed", request.url.decode("latin-1"))
+            response = self._gateway.refused(Refusal(500, "InternalError", "the gateway failed; see its log"))
         client.respond(response)
 
     # State.
@@ -206,7 +211,13 @@ class API:
 
     async def _update(self, request: Request, _: str) -> Response:
         version = decode(_Version, request.body).version
-        return self._acks(await self._gateway.proxy.update(version))
+        try:
+            acks = await self._gateway.proxy.update(version)
+        except UpdateFailed as error:
+            failed = {ack.worker for ack in error.failures}
+            others = [slot.worker for slot in self._gateway.proxy.workers() if slot.id not in failed]
+            acks = [*error.failures, *(Ack(one.id, one.version or 0) for one in others)]
+        return self._acks(acks)
 
     async def _abort(self, request: Request, _: str) -> Response:
         id = decode(_Id, request.body).id

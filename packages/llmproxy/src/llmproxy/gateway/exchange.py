@@ -98,6 +98,7 @@ class Exchange:
         self.version = version
         self._attempts += 1
         self.worker = slot.id
+        self.upstream = None
         worker = self._gateway.worker(slot)
         lines = self.incoming.head
         if self.incoming.authorization and not (worker.authorization or self._gateway.config.api_key):

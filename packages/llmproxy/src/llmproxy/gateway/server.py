@@ -273,6 +273,8 @@ class Gateway:
 
     def expect(self, worker: HTTPWorker) -> None:
         """Take a worker into the fleet once it answers, however long that takes."""
+        if worker.id in self.joining:
+            raise ValueError(f"worker id {worker.id!r} is given twice; give id=NAME")
         self.joining.add(worker.id)
         task = self._loop.create_task(self._join(worker))
         self._tasks.add(task)
@@ -284,10 +286,10 @@ class Gateway:
             try:
                 await worker.start()
                 break
-            except LLMProxyError as error:
-                if str(error) != told:
-                    told = str(error)
-                    _log.warning("waiting for worker %s: %s", worker.id, told)
+            except Exception as error:  # whatever it answered, it is not ready yet
+                if repr(error) != told:
+                    told = repr(error)
+                    _log.warning("waiting for worker %s: %s", worker.id, error)
             await asyncio.sleep(delay)
             delay = min(2 * delay, _JOIN_LONGEST)
         self.joining.discard(worker.id)
@@ -308,7 +310,7 @@ class Gateway:
 
     def lost(self, exchange: Exchange, slot: Slot, reason: str) -> None:
         """The connection that carried an exchange failed: leave, and see whether the worker lives."""
-        if reason.startswith("cannot connect"):
+        if exchange.upstream is None:  # nobody listens there
             self.proxy.passages.fail(exchange, reason)
         else:
             self.proxy.passages.leave(exchange, served=False)
