@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 from zlib import crc32
@@ -24,9 +24,10 @@ from msgspec import Struct
 from .checks import check_request
 from .dialects import VLLM, Control, Dialect, Told
 from .errors import Aborted, DuplicateRequest, InvalidRequest, UpdateFailed, WorkerLost, WrongState
+from .http_calls import ask, callers_error
 from .http_stream import Stream
 from .life import Life
-from .upstream import Pool, call, head
+from .upstream import Pool, head
 from .values import (
     Ack,
     FinishReason,
@@ -121,12 +122,11 @@ class HTTPWorker:
 
     async def start(self) -> None:
         """Ask the server for its context and its version. Raises WorkerLost when it does not answer."""
-        async with self._answering():
-            models = msgspec.convert(await self._ask(Control("/v1/models", None)), _Models)
-            first = models.data[0] if models.data else _Model()
-            self._context_limit = self._context_limit or first.max_model_len or _ANY_CONTEXT
-            self._model = self._model or first.id
-            self.version = await self._held()
+        models = msgspec.convert(await self._ask(Control("/v1/models", None)), _Models)
+        first = models.data[0] if models.data else _Model()
+        self._context_limit = self._context_limit or first.max_model_len or _ANY_CONTEXT
+        self._model = self._model or first.id
+        self.version = await self._held()
         if self._loader is not None:
             await self._loader.start(self)
         self.watch()
@@ -216,8 +216,7 @@ class HTTPWorker:
         wait = self._cool_until - asyncio.get_running_loop().time()
         if wait > 0:
             raise WorkerLost(self.id, f"cools down for another {wait:.1f} s after server errors")
-        async with self._answering():
-            await self._ask(Control("/health", None), self._life.pool)
+        await self._ask(Control("/health", None), self._life.pool)
         self.version = await self._held()
         self.watch()
         return self.version
@@ -283,7 +282,7 @@ class HTTPWorker:
     def _answer(self, request: GenerateRequest, stream: Stream) -> GenerateResult | Partial:
         told = stream.told
         if 400 <= stream.status < 500:
-            raise _callers(stream.status, stream.text)
+            raise callers_error(stream.status, stream.text)
         if len(told.logprobs) != len(told.token_ids):
             raise WorkerLost(self.id, f"told {len(told.logprobs)} log-probabilities of {len(told.token_ids)} tokens")
         whole = extend_partial(request, told.token_ids, told.logprobs, self._spans(told))
@@ -360,26 +359,10 @@ class HTTPWorker:
 
     async def _tell(self, *controls: Control) -> None:
         for control in controls:
-            async with self._answering():
-                await self._ask(control)
+            await self._ask(control)
 
     async def _ask(self, control: Control, pool: Pool | None = None) -> Any:
-        method = "GET" if control.body is None else "POST"
-        body = b"" if control.body is None else msgspec.json.encode(control.body)
-        answer = await call(pool or self.pool, method, control.path, body, self.authorization)
-        if 400 <= answer.status < 500:
-            raise _callers(answer.status, answer.body)
-        if answer.status != 200:
-            raise WorkerLost(self.id, f"{control.path} answered {answer.status}: {_text(answer.body)}")
-        return _decoded(answer.body)
-
-    @contextlib.asynccontextmanager
-    async def _answering(self) -> AsyncIterator[None]:
-        """Errors of the connection, under this worker's name."""
-        try:
-            yield
-        except WorkerLost as error:
-            raise WorkerLost(self.id, error.reason) from error
+        return await ask(self.id, pool or self.pool, control, self.authorization)
 
     # Signs of life.
 
@@ -398,23 +381,3 @@ class HTTPWorker:
         for stream in list(self._streams.values()):
             self.pool.cancel(stream)
             stream.on_lost(reason)
-
-
-def _callers(status: int, body: bytes) -> InvalidRequest:
-    """A server's 4xx as the caller's error, naming the field where the server did."""
-    told = _decoded(body)
-    error = told.get("error", told) if isinstance(told, dict) else {}
-    text = (error.get("message") if isinstance(error, dict) else None) or _text(body)
-    field = (error.get("param") if isinstance(error, dict) else None) or "request"
-    return InvalidRequest(str(field), f"was answered {status}: {text}", "what the server takes")
-
-
-def _decoded(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body) if body else {}
-    except msgspec.DecodeError:
-        return {}
-
-
-def _text(body: bytes) -> str:
-    return body[:300].decode(errors="replace")
