@@ -136,17 +136,17 @@ async def binding_rows(directory: str) -> list[Row]:
 
 
 async def from_processes(whose: str, url: str) -> float:
-    """Pairs a second of CLIENTS processes, each counting for WINDOW_S seconds that begin for all at once."""
-    begin = time.time() + 2.5
-    command = [sys.executable, str(HERE), "--client", whose, url, str(begin)]
-    processes = [
-        await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE) for _ in range(CLIENTS)
-    ]
-    counts = [int((await process.communicate())[0]) for process in processes]
-    return sum(counts) / WINDOW_S
+    """Pairs a second of CLIENTS processes; all count for WINDOW_S seconds from when the last of them is ready."""
+    command, pipe = [sys.executable, str(HERE), "--client", whose, url], asyncio.subprocess.PIPE
+    processes = [await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe) for _ in range(CLIENTS)]
+    for process in processes:
+        assert process.stdout is not None
+        await process.stdout.readline()
+    counts = [process.communicate(b"go\n") for process in processes]
+    return sum(int(out) for out, _ in await asyncio.gather(*counts)) / WINDOW_S
 
 
-async def client(whose: str, url: str, begin: float) -> int:
+async def client(whose: str, url: str) -> int:
     """One of the processes."""
     if whose == "bare":
         async with redis.Redis.from_url(url, protocol=2) as bare:
@@ -155,22 +155,21 @@ async def client(whose: str, url: str, begin: float) -> int:
                 await bare.fcall("bare", 1, "bare:")
                 await bare.fcall("bare", 1, "bare:")
 
-            return await counted(calls, begin)
+            return await counted(calls)
     async with await ResourceManager.connect(url) as rm:
 
         async def pair() -> None:
             await rm.release(await rm.bind(request(os.getpid()), timeout=0))
 
-        return await counted(pair, begin)
+        return await counted(pair)
 
 
-async def counted(work: Work, begin: float) -> int:
+async def counted(work: Work) -> int:
     await work()
-    if (left := begin - time.time()) < 0:
-        raise SystemExit("a client was not ready in time: the machine is busy")
-    await asyncio.sleep(left)
-    count = 0
-    while time.time() < begin + WINDOW_S:
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    count, begun = 0, time.perf_counter()
+    while time.perf_counter() < begun + WINDOW_S:
         await work()
         count += 1
     return count
@@ -220,7 +219,7 @@ async def ray_row(ours: list[float]) -> Row:
 
 def main() -> None:
     if CLIENT:
-        print(asyncio.run(client(CLIENT[0], CLIENT[1], float(CLIENT[2]))))
+        print(asyncio.run(client(*CLIENT)))
         return
     with tempfile.TemporaryDirectory(prefix="resmgr") as directory:
         rows = asyncio.run(binding_rows(directory))
