@@ -214,7 +214,7 @@ async def test_a_prefill_worker_with_old_weights_is_fenced() -> None:
     await proxy.resume()
     p.rejoin(version=0)
     result = await proxy.generate(request())
-    assert result.spans == [Span(1, 0, 20)] and proxy.stats().lost == 1
+    assert result.spans == [Span(1, 0, 20)] and proxy.stats().lost == 1 and p.pinned == 0
     await proxy.close()
 
 

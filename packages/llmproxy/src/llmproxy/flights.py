@@ -173,11 +173,12 @@ class Flights:
         handoff = await self._prefills.run(entry.request, slot)
         if handoff is None:
             return False
-        if handoff.version not in entry.versions:
-            raise WorkerLost(slot.id, f"it prefilled under version {handoff.version}")
-        self.ledger.prefilled(entry, handoff, _now())
         target = entry.slot
         assert target is not None
+        if handoff.version not in entry.versions:
+            await self._prefills.release(handoff, target, self._fleet)
+            raise WorkerLost(slot.id, f"it prefilled under version {handoff.version}")
+        self.ledger.prefilled(entry, handoff, _now())
         if target.serving and not self._gate.suspended and handoff.version == self._gate.version:
             return True
         await self._prefills.release(handoff, target, self._fleet)

@@ -83,6 +83,7 @@ class Passages:
             slot, tokens = place
             slot.release(tokens)
             if served:
+                slot.strikes = 0
                 self._router.served(carrier.request, slot, result)
 
     def fail(self, carrier: Carrier, reason: str) -> None:
