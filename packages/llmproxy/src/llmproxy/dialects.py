@@ -33,6 +33,17 @@ class Control(NamedTuple):
     body: dict[str, Any] | None
 
 
+class Asked(NamedTuple):
+    """A generation to be asked for. `id` is one that the server has not seen."""
+
+    id: str
+    context: list[int]
+    sampling: Sampling
+    budget: int
+    seed: int | None
+    model: str
+
+
 class Dialect(Protocol):
     keeps: bool
     """Whether running generations can be held over a pause, their caches dropped."""
@@ -41,9 +52,7 @@ class Dialect(Protocol):
     version: Control | None
     """Asks for the version; None when the server has none to tell."""
 
-    def generation(
-        self, id: str, context: list[int], sampling: Sampling, budget: int, seed: int | None, model: str
-    ) -> Control:
+    def generation(self, asked: Asked) -> Control:
         """A streamed generation from token ids."""
         ...
 
@@ -115,26 +124,30 @@ class VLLM:
     version: Control | None = Control("/weight_info", None)
     _decode = msgspec.json.Decoder(_VLLMEvent).decode
 
-    def generation(
-        self, id: str, context: list[int], sampling: Sampling, budget: int, seed: int | None, model: str
-    ) -> Control:
+    def generation(self, asked: Asked) -> Control:
+        sampling = asked.sampling
         parameters: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "stop_token_ids": sampling.stop_token_ids,
             "ignore_eos": sampling.ignore_eos,
-            "max_tokens": budget,
+            "max_tokens": asked.budget,
             "logprobs": 0,
             "detokenize": False,
         }
         if sampling.allowed_token_ids is not None:
             parameters["allowed_token_ids"] = sampling.allowed_token_ids
-        if seed is not None:
-            parameters["seed"] = seed
-        body: dict[str, Any] = {"request_id": id, "token_ids": context, "sampling_params": parameters, "stream": True}
+        if asked.seed is not None:
+            parameters["seed"] = asked.seed
+        body: dict[str, Any] = {
+            "request_id": asked.id,
+            "token_ids": asked.context,
+            "sampling_params": parameters,
+            "stream": True,
+        }
         body["stream_options"] = {"include_usage": True}
-        return Control("/inference/v1/generate", body | ({"model": model} if model else {}))
+        return Control("/inference/v1/generate", body | ({"model": asked.model} if asked.model else {}))
 
     def hear(self, event: bytes, told: Told) -> None:
         heard = self._decode(event)
@@ -198,13 +211,12 @@ class OpenAI:
     version: Control | None = None
     _decode = msgspec.json.Decoder(_OpenAIEvent).decode
 
-    def generation(
-        self, id: str, context: list[int], sampling: Sampling, budget: int, seed: int | None, model: str
-    ) -> Control:
+    def generation(self, asked: Asked) -> Control:
+        sampling = asked.sampling
         body: dict[str, Any] = {
-            "model": model,
-            "prompt": context,
-            "max_tokens": budget,
+            "model": asked.model,
+            "prompt": asked.context,
+            "max_tokens": asked.budget,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "stream": True,
@@ -219,7 +231,7 @@ class OpenAI:
             "allowed_token_ids": sampling.allowed_token_ids,
         }
         body |= {name: value for name, value in wanted.items() if value}
-        return Control("/v1/completions", body | ({} if seed is None else {"seed": seed}))
+        return Control("/v1/completions", body | ({} if asked.seed is None else {"seed": asked.seed}))
 
     def hear(self, event: bytes, told: Told) -> None:
         heard = self._decode(event)
@@ -275,22 +287,21 @@ class SGLang:
     version: Control | None = Control("/get_weight_version", None)
     _decode = msgspec.json.Decoder(_SGLangEvent).decode
 
-    def generation(
-        self, id: str, context: list[int], sampling: Sampling, budget: int, seed: int | None, model: str
-    ) -> Control:
+    def generation(self, asked: Asked) -> Control:
+        sampling = asked.sampling
         parameters: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
             "stop_token_ids": sampling.stop_token_ids,
             "ignore_eos": sampling.ignore_eos,
-            "max_new_tokens": budget,
+            "max_new_tokens": asked.budget,
         }
-        if seed is not None:
-            parameters["sampling_seed"] = seed
+        if asked.seed is not None:
+            parameters["sampling_seed"] = asked.seed
         body = {
-            "rid": id,
-            "input_ids": context,
+            "rid": asked.id,
+            "input_ids": asked.context,
             "sampling_params": parameters,
             "return_logprob": True,
             "stream": True,

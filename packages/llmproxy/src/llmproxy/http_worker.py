@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from .checks import check_request
-from .dialects import VLLM, Control, Dialect, Told
+from .dialects import VLLM, Asked, Control, Dialect, Told
 from .errors import Aborted, DuplicateRequest, InvalidRequest, UpdateFailed, WorkerLost, WrongState
 from .http_calls import ask, callers_error
 from .http_stream import Stream
@@ -275,9 +275,11 @@ class HTTPWorker:
         sampling, seed = request.sampling, request.sampling.seed
         if seed is not None:  # equal seeds draw equal numbers: mix in what tells this turn from others
             seed = crc32(f"{seed}/{request.trajectory_id}/{len(request.context)}".encode())
-        asked = self.dialect.generation(stream.wire_id, request.context, sampling, request.budget, seed, self._model)
-        body = msgspec.json.encode(asked.body)
-        self.pool.send(stream, head(self.pool, "POST", asked.path, len(body), self.authorization), body)
+        control = self.dialect.generation(
+            Asked(stream.wire_id, request.context, sampling, request.budget, seed, self._model)
+        )
+        body = msgspec.json.encode(control.body)
+        self.pool.send(stream, head(self.pool, "POST", control.path, len(body), self.authorization), body)
 
     def _answer(self, request: GenerateRequest, stream: Stream) -> GenerateResult | Partial:
         told = stream.told
