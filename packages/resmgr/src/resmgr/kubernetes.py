@@ -22,6 +22,7 @@ from kubernetes import client, config
 from urllib3.exceptions import HTTPError
 
 from resmgr.errors import BindTimeout, Invalid, NotPlaced
+from resmgr.follower import Follower
 from resmgr.kubernetes_objects import BINDING, OWNER, TOKEN, NodeObject, PodObject, quantity
 from resmgr.kubernetes_watch import Gone, Watch
 from resmgr.manager import ResourceManager
@@ -73,23 +74,18 @@ class KubernetesBackend:
         self._owner = owner
         self._retry = retry
         self._nodes: dict[str, NodeObject] = {}
-        self._registered: dict[str, Pool] = {}
-        self._follower: asyncio.Task[None] | None = None
+        self._follower = Follower(manager)
 
     async def __aenter__(self) -> Self:
         version = await self._list()
         await self.sweep()
-        self._follower = asyncio.create_task(self._follow(version), name="resmgr-kubernetes-nodes")
+        self._follower.start(self._follow(version), "resmgr-kubernetes-nodes")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._follower is not None:
-            self._follower.cancel()
-            (outcome,) = await asyncio.gather(self._follower, return_exceptions=True)
-            if isinstance(outcome, Exception):
-                raise outcome
+        await self._follower.stop()
 
     # --- nodes
 
@@ -133,9 +129,7 @@ class KubernetesBackend:
     async def _register(self) -> None:
         for hardware, found in self._classes.items():
             pool = Pool(f"k8s-{hardware}", hardware=hardware, backend="kubernetes", nodes=self._of_class(found))
-            if self._registered.get(hardware) != pool:
-                await self._manager.register(pool, replace=True)
-                self._registered[hardware] = pool
+            await self._follower.register(pool)
 
     def _of_class(self, wanted: NodeClass) -> list[Node]:
         nodes = []

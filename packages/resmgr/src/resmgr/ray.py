@@ -16,6 +16,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from resmgr.errors import BindTimeout
+from resmgr.follower import Follower
 from resmgr.manager import ResourceManager
 from resmgr.values import Binding, Node, Pool
 
@@ -47,34 +48,26 @@ class RayBackend:
     """
 
     def __init__(self, manager: ResourceManager, units: Mapping[str, str], interval: float = 1.0) -> None:
-        self._manager = manager
         self._units = dict(units)
         self._interval = interval
-        self._registered: dict[str, Pool] = {}
-        self._follower: asyncio.Task[None] | None = None
+        self._follower = Follower(manager)
 
     async def __aenter__(self) -> Self:
         await self.refresh()
-        self._follower = asyncio.create_task(self._follow(), name="resmgr-ray-nodes")
+        self._follower.start(self._follow(), "resmgr-ray-nodes")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._follower is not None:
-            self._follower.cancel()
-            (outcome,) = await asyncio.gather(self._follower, return_exceptions=True)
-            if isinstance(outcome, Exception):
-                raise outcome
+        await self._follower.stop()
 
     async def refresh(self) -> None:
         """Registers what Ray says now; the bindings on nodes that are gone are lost."""
         nodes = [node for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
         for hardware, unit in self._units.items():
             pool = self._pool(hardware, unit, nodes)
-            if self._registered.get(hardware) != pool:
-                await self._manager.register(pool, replace=True)
-                self._registered[hardware] = pool
+            await self._follower.register(pool)
 
     async def _follow(self) -> None:
         """Asks Ray for its nodes every `interval` seconds: it has no public call that waits for a change."""

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from resmgr.errors import Invalid
+from resmgr.follower import Follower
 from resmgr.manager import ResourceManager
 from resmgr.values import Binding, Node, Pool
 
@@ -70,27 +71,21 @@ class ServerlessBackend:
         for endpoint in endpoints:
             if not endpoint.url.startswith(("http://", "https://")):
                 raise Invalid(f"Endpoint.url={endpoint.url!r} must begin with http:// or https://")
-        self._manager = manager
         self._endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         self._probe = probe
         self._interval = interval
         self._missed = dict.fromkeys(names, 0)
-        self._registered: dict[str, Pool] = {}
-        self._follower: asyncio.Task[None] | None = None
+        self._follower = Follower(manager)
 
     async def __aenter__(self) -> Self:
         await self._register()
-        self._follower = asyncio.create_task(self._follow(), name="resmgr-serverless")
+        self._follower.start(self._follow(), "resmgr-serverless")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._follower is not None:
-            self._follower.cancel()
-            (outcome,) = await asyncio.gather(self._follower, return_exceptions=True)
-            if isinstance(outcome, Exception):
-                raise outcome
+        await self._follower.stop()
 
     def urls(self, binding: Binding) -> dict[str, int]:
         """Where the binding may call, and how often at the same time."""
@@ -112,9 +107,7 @@ class ServerlessBackend:
                 if endpoint.hardware == hardware and self._missed[name] < DOWN_AFTER
             ]
             pool = Pool(f"serverless-{hardware}", hardware=hardware, backend="serverless", nodes=nodes)
-            if self._registered.get(hardware) != pool:
-                await self._manager.register(pool, replace=True)
-                self._registered[hardware] = pool
+            await self._follower.register(pool)
 
     async def _follow(self) -> None:
         while True:
