@@ -38,7 +38,7 @@ RESULT = ROOT / "benchmarks" / "results" / "trainer_step.json"
 GOAL = 1.1
 CONFIG = TrainerConfig(
     minibatches=4,
-    micro_tokens=2048,
+    micro_tokens=16_384,
     objective=ObjectiveConfig(loss="ppo", clip_low=0.2, clip_high=0.28, entropy_coef=0.01),
 )
 

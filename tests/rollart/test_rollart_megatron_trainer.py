@@ -230,7 +230,7 @@ def trained(tmp_path_factory):
     """All layouts of two processes, trained in the same two: starting Megatron is what takes long."""
     folder = tmp_path_factory.mktemp("megatron")
     qwen3 = make_qwen3(folder / "qwen3")
-    models = {tied: str(make_tiny_llama(folder / f"llama-{tied}", tied=tied)) for tied in (False, True)}
+    models = {tied: str(make_tiny_llama(folder / f"llama-{tied}", 3, tied=tied)) for tied in (False, True)}
     cases = {name: Case(config, qwen3, str(folder / name), steps=20) for name, config in TWENTY.items()}
     cases |= {name: Case(config, qwen3, str(folder / name)) for name, config in EIGHT.items()}
     cases |= {name: Case(config, models[tied], str(folder / name)) for name, (config, tied) in LLAMA.items()}

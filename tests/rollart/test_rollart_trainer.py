@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rollart.algorithms import ObjectiveConfig
+from rollart.errors import ConfigError
 from rollart.models import make_tiny_qwen3
 from rollart.trainers import TorchTrainer, TrainBatch, TrainerConfig, TrainerState
 from rollart.trainers.micro_batch import share
@@ -101,6 +102,20 @@ def test_ranks_share_the_rows(ranks):
     np.testing.assert_array_equal(seen, batch.loss_mask)
 
 
+def test_the_examples_loss_gives_the_numbers_that_it_gave(model_dir):
+    """Recorded before the trainers were given passes, pieces and backends: the default way must not drift."""
+    config = TrainerConfig(
+        lr=1e-2,
+        minibatches=2,
+        micro_tokens=40,
+        objective=ObjectiveConfig(loss="ppo", clip_low=0.2, clip_high=0.28, entropy_coef=0.01),
+    )
+    trainer = TorchTrainer(model_dir, config)
+    steps = [trainer.train_step(make_batch(step), step) for step in range(4)]
+    assert [each["loss"] for each in steps] == pytest.approx([-0.202129, 0.065242, 0.050085, 0.089998], abs=1e-4)
+    assert [each["grad_norm"] for each in steps] == pytest.approx([3.54542, 1.18214, 1.03912, 1.60999], rel=1e-3)
+
+
 def test_restored_trainer_goes_on_exactly(model_dir, tmp_path):
     first = TorchTrainer(model_dir, CONFIG)
     for step in range(2):
@@ -163,6 +178,26 @@ def test_losses_that_need_other_policies_get_them(model_dir, objective):
     assert ("mismatch" in metrics) == (objective.mismatch_cap is not None)
     if objective.kl_coef:
         assert metrics["kl"] > 0
+
+
+def test_logits_that_are_more_than_a_matrix_are_refused(tmp_path):
+    from transformers import AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
+
+    folder = make_tiny_qwen3(tmp_path / "model", 0)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = Gemma2Config(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+    )
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path / "gemma")
+    tokenizer.save_pretrained(tmp_path / "gemma")
+    with pytest.raises(ConfigError, match=r"final_logit_softcapping is set.*Qwen3 and Llama work"):
+        TorchTrainer(tmp_path / "gemma")
 
 
 def test_learning_rate_warms_up_and_decays():

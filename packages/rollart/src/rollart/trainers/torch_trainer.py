@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rollart.errors import ConfigError
 from rollart.trainers.config import TrainerConfig
 from rollart.trainers.micro_batch import MicroBatch
 from rollart.trainers.state import TrainerState, read_state, restore_state
@@ -96,6 +97,7 @@ class TorchTrainer(Trainer):
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True)
+        _check_output_layer(model, str(folder))
         if self.config.checkpoint_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()  # transformers checkpoints in training mode only; these models have no dropout
@@ -103,6 +105,19 @@ class TorchTrainer(Trainer):
         if self.world > 1:
             _shard(scorer, self.config)
         return scorer
+
+
+# What some families do to logits after the output layer, which is applied here without it.
+_AFTER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+def _check_output_layer(model: Any, folder: str) -> None:
+    """Raise ConfigError for a model whose logits are not the last hidden state times a matrix."""
+    changed = [name for name in _AFTER_LOGITS if getattr(model.config, name, None) not in (None, 1.0)]
+    head = getattr(model, "lm_head", None)
+    if changed or head is None or getattr(head, "bias", None) is not None or not hasattr(model, "model"):
+        what = f"{changed[0]} is set" if changed else "its output layer is not a matrix named lm_head"
+        raise ConfigError("model.path", folder, f"{what}, which the trainer does not compute; Qwen3 and Llama work")
 
 
 class _Scorer(nn.Module):
