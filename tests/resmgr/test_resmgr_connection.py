@@ -1,6 +1,7 @@
 """The shared connection: replies however they are cut, every call ends, nobody gets another's answer."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.asyncio.connection import parse_url
 from redis.exceptions import AuthenticationError, BusyLoadingError, ConnectionError, ResponseError, TimeoutError
 
-from resmgr.connection import Connection, Replies, packed
+from resmgr.connection import Connection, Replies, _tls, packed
 
 VALUES = st.recursive(
     st.one_of(st.none(), st.integers(-(2**60), 2**60), st.binary(max_size=20)),
@@ -178,3 +180,13 @@ async def test_user_password_and_database_are_said_first() -> None:
         connection._parts |= {"username": "u", "password": "p", "db": 3}
         await connection.call(packed(("x",)))
     assert said == [b"AUTH u p", b"SELECT 3", b"x"]
+
+
+def test_rediss_is_encrypted_and_checked_unless_the_url_says_otherwise() -> None:
+    def tls(url: str) -> ssl.SSLContext | None:
+        return _tls(dict(parse_url(url)))
+
+    assert tls("redis://host") is None and tls("unix:///socket") is None
+    checked, unchecked = tls("rediss://host"), tls("rediss://host?ssl_cert_reqs=none")
+    assert checked is not None and (checked.verify_mode, checked.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert unchecked is not None and unchecked.verify_mode == ssl.CERT_NONE

@@ -151,9 +151,15 @@ async def test_each_is_a_binding_of_its_own_afterwards(place):
 
 
 async def test_how_many_is_bounded(rm):
-    for requests in ([], [gang("a", 1, "H800")] * 65):
-        with pytest.raises(Invalid, match="give 1 to 64"):
+    for requests in ([], [gang("a", 1, "H800")] * 1001):
+        with pytest.raises(Invalid, match="give 1 to 1000"):
             await rm.bind_all(requests)
+
+
+async def test_hundreds_are_bound_in_one_step(rm):
+    await rm.register(Pool("w", hardware="wide", nodes=[Node(f"n{i}", 4) for i in range(250)]))
+    bindings = await rm.bind_all([gang(f"r{i}", 1, "wide") for i in range(1000)])
+    assert len({b.token for b in bindings}) == 1000 and (await free(rm))["w"] == 0
 
 
 @pytest.mark.parametrize("seed", range(12))

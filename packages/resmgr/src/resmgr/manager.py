@@ -29,8 +29,8 @@ from resmgr.waiting import GROWS, Waiting
 
 log = logging.getLogger("resmgr")
 
-# Of requests in one `bind_all`: the search for places tries combinations.
-MOST_PARTS = 64
+# Of requests in one `bind_all`: each is an argument of one call, of which the server's Lua takes a few thousand.
+MOST_PARTS = 1000
 
 
 class Stats(msgspec.Struct, frozen=True):

@@ -8,7 +8,8 @@
 -- Ranks are the same in all queues, so of two that ask for several classes at once one is ahead everywhere.
 
 local MOST_CLAIMS = 16
--- Of one search for a place for several requests at once; beyond, what has not been found counts as not there.
+-- Of one search for a place for several requests at once, beyond one for each; what has not been found by then counts
+-- as not there.
 local MOST_TRIES = 512
 
 -- A waiter asks for one binding (`grows` '' or the binding that grows) or for several at once, its parts.
@@ -60,13 +61,13 @@ end
 -- Takes what every part asks, each of the first class in its order with which all others find a place too: a list of
 -- {class, allocs, amount}, marked at their places; nil, and nothing taken, when there is none.
 local function assign(parts, may_use, claimed, used)
-  local found, tries = {}, 0
+  local found, tries, most = {}, 0, MOST_TRIES + #parts
   local function search(i)
     if i > #parts then return true end
     local spec = parts[i].spec
     for _, class in ipairs(spec.classes) do
       tries = tries + 1
-      if tries > MOST_TRIES then return false end
+      if tries > most then return false end
       local allocs, amount
       if may_use(class) then allocs, amount = take(class, spec, admission(spec, claimed), used or {}) end
       if allocs then
