@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.llmproxy.gateways import Connection, ask, raw, serving, until
 
 from llmproxy.gateway import GatewayConfig
@@ -199,3 +201,29 @@ async def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing() -> Non
         await until(lambda: at.gateway.exchanges)
         await until(at.idle)
         assert at.gateway.metrics.truncated + at.gateway.metrics.disconnects == 1
+
+
+@settings(max_examples=25)
+@given(st.lists(st.sampled_from([True, False]), min_size=1, max_size=6), st.lists(st.integers(1, 200), max_size=12))
+def test_where_bytes_are_cut_makes_no_difference(chunked: list[bool], cuts: list[int]) -> None:
+    """Requests with a length or in chunks, sent ahead of each other and cut anywhere, are answered in order."""
+    data = b""
+    for n, in_chunks in enumerate(chunked):
+        body = b'{"prompt": "abc", "max_tokens": %d}' % (n + 1)
+        framed = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if in_chunks else body
+        length = b"transfer-encoding: chunked" if in_chunks else b"content-length: %d" % len(body)
+        data += b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n%b" % (length, framed)
+
+    async def run() -> None:
+        async with serving(StandIn()) as at, Connection(at.port) as client:
+            rest = data
+            for cut in cuts:
+                client.writer.write(rest[:cut])
+                rest = rest[cut:]
+                await asyncio.sleep(0)
+            client.writer.write(rest)
+            for n in range(len(chunked)):
+                assert (await client.reply()).json()["usage"]["completion_tokens"] <= n + 1
+            assert at.servers[0].served == len(chunked) and at.idle()
+
+    asyncio.run(run())
