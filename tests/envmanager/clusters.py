@@ -32,7 +32,7 @@ class LocalCluster(NamedTuple):
 
     def template(self, env: str, **options: Any) -> PodTemplate:
         spec = {"nodeName": self.agent.name} if self.agent is not None else {}
-        given = {"image": IMAGE or "envmanager:test", "port": self.port, "spec": spec, "grace_s": 1}
+        given: dict[str, Any] = {"image": IMAGE or "envmanager:test", "port": self.port, "spec": spec, "grace_s": 1}
         return PodTemplate(env=env, **(given | options))
 
     def backend(self, env: str, template: dict[str, Any] | None = None, **options: Any) -> KubernetesBackend:

@@ -81,7 +81,7 @@ class Bad(Fine):
             case "memory":
                 self.hoard = [bytearray(1 << 24) for _ in range(10**6)]
             case "prints":
-                for _ in range(256):
+                for _ in range(1024):
                     print("x" * (1 << 20))
             case "writes on every descriptor":
                 for descriptor in range(3, 20):

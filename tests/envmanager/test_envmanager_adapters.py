@@ -1,6 +1,7 @@
 """TextArena, Reasoning Gym and TextWorld, played for real and offline."""
 
 import asyncio
+import importlib.util
 import random
 import subprocess
 import sys
@@ -13,6 +14,10 @@ from envmanager.adapters.chance import OwnChance
 from envmanager.check import check
 from envmanager.naming import named
 from envmanager.policies import RandomPolicy
+
+for library in ("reasoning_gym", "textarena", "textworld"):
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed", allow_module_level=True)
 
 pytestmark = [
     pytest.mark.real,  # their imports take seconds

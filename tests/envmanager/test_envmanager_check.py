@@ -114,7 +114,7 @@ def test_names():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("FrozenLake-v1", "names no environment; write gymnasium:ID or module:factory"),
+        ("FrozenLake-v1", "names no environment; write gymnasium:ID, gem:ID, "),
         ("gymnasium:", "names no environment"),
         (":x", "names no environment"),
         ("no_such_module:x", "'no_such_module:x' cannot be imported"),

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import pytest_asyncio
-from tests.envmanager.clusters import cluster
 from tests.envmanager.fakes import BufferClosed, FakeBuffer, FakePolicy
 from tests.envmanager.misbehaving import Bad
 from tests.envmanager.test_envmanager_sandbox import no_sandbox
@@ -54,16 +53,19 @@ async def opened(kind: str, folder: Any) -> AsyncIterator[Backend]:
         case "in process":
             yield Backend(Bad, isolated=False)
         case "subprocess" | "sandbox":
-            async with SubprocessBackend(TARGET, sandbox=kind == "sandbox") as backend:
-                yield Backend(backend, isolated=True)
-            assert backend.stats().started == backend.stats().ended
+            async with SubprocessBackend(TARGET, sandbox=kind == "sandbox") as processes:
+                yield Backend(processes, isolated=True)
+            assert processes.stats().started == processes.stats().ended
         case "http":
-            async with served() as url, HTTPBackend(url) as backend:
-                yield Backend(backend, isolated=True)
+            async with served() as url, HTTPBackend(url) as remote:
+                yield Backend(remote, isolated=True)
         case "kubernetes":
+            pytest.importorskip("kubernetes", reason="the extra `kubernetes` is not installed")
+            from tests.envmanager.clusters import cluster
+
             with cluster(folder) as k8s:
-                async with k8s.backend(TARGET, warm=1, reuse=True) as backend:
-                    yield Backend(backend, isolated=True)
+                async with k8s.backend(TARGET, warm=1, reuse=True) as pods:
+                    yield Backend(pods, isolated=True)
                 assert k8s.agent is None or not k8s.pods()
 
 

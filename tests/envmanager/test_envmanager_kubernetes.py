@@ -5,9 +5,7 @@ import threading
 from typing import Any
 
 import pytest
-from tests.envmanager.clusters import REAL, LocalCluster, cluster
 from tests.envmanager.fakes import FakePolicy
-from tests.envmanager.nodeagent import NEVER_READY, NO_IMAGE
 
 from envmanager import (
     ClusterError,
@@ -21,6 +19,12 @@ from envmanager import (
     PodLost,
     QuotaExceeded,
 )
+
+pytest.importorskip("kubernetes", reason="the extra `kubernetes` is not installed")
+
+from tests.envmanager.clusters import REAL, LocalCluster, cluster
+from tests.envmanager.nodeagent import NEVER_READY, NO_IMAGE
+
 from envmanager.backends.cluster import Cluster
 
 pytestmark = pytest.mark.real

@@ -279,7 +279,7 @@ def test_nothing_is_alive_after_any_interleaving(episodes, concurrency, scoring,
         options: dict[str, Any] = {"concurrency": concurrency, "reward": reward, "limits": limits}
         two = Routed({"0": world, "1": world}, lambda key: str(int(key[1:]) % 2))
         circuit = Circuit(threshold=1 if routed else 16, limit=99)
-        make_env = two if routed else world
+        make_env: Any = two if routed else world
         rollouts = scheduler(make_env, buffer, policy, scoring=scoring, circuit=circuit, **options)
         policy.hook = lambda: balance(rollouts)
         running = asyncio.create_task(rollouts.run())

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from typing import Any
 
 from tests.envmanager import misbehaving
 
@@ -16,7 +17,7 @@ from envmanager.backends import server
 from envmanager.cli import main
 
 
-def serve(order: dict, report: int) -> None:
+def serve(order: dict[str, Any], report: int) -> None:
     """In the fork: the leader of the group waits for the server, its child."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

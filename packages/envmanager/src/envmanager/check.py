@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from envmanager.errors import RolloutError
+from envmanager.host import blocks
 from envmanager.manager import EnvManager
 from envmanager.policies import RandomPolicy
 from envmanager.protocols import MakeEnv, Policy
@@ -84,7 +85,7 @@ async def check(
         Finding("contract", True, f"{len(first.turns)} turns, reward {first.reward:g}"),
         _termination(first),
         *([same, alone] if same.holds else [same]),  # what is random anyway says nothing about isolation
-        _loop(max(holds)),
+        _loop(max(holds), blocks(make_env)),
     ]
 
 
@@ -95,11 +96,14 @@ def _termination(first: Trajectory) -> Finding:
     return Finding("termination", False, remedy)
 
 
-def _loop(hold: float) -> Finding:
+def _loop(hold: float, threaded: bool) -> Finding:
     seen = f"held the loop for {hold * 1000:.0f} ms at most"
     if hold < LONGEST_HOLD_S:
         return Finding("loop", True, seen)
-    return Finding("loop", False, f"{seen}: remove `blocking = False`, or await what takes so long")
+    remedy = "remove `blocking = False`, or await what takes so long"
+    if threaded:
+        remedy = "its thread keeps Python's lock so long: run it with SubprocessBackend (unless the machine is busy)"
+    return Finding("loop", False, f"{seen}: {remedy}")
 
 
 def _same(rule: str, one: Trajectory, other: Trajectory, remedy: str) -> Finding:

@@ -12,7 +12,7 @@ from envmanager.chat import ChatPolicy
 from envmanager.check import check
 from envmanager.errors import EnvManagerError
 from envmanager.manager import EnvManager
-from envmanager.naming import named
+from envmanager.naming import SCHEMES, named
 from envmanager.policies import HumanPolicy, RandomPolicy
 from envmanager.protocols import Policy
 from envmanager.values import Action, Episode, Limits, Trajectory
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="envmanager", description="Try environments, and serve them.")
     commands = top.add_subparsers(dest="command", required=True)
     env = argparse.ArgumentParser(add_help=False)
-    env.add_argument("env", help="gymnasium:ID, or module:factory; options as ?name=value&...")
+    env.add_argument("env", help=f"{', '.join(SCHEMES)}:ID, or module:factory; options as ?name=value&...")
     episode = argparse.ArgumentParser(add_help=False)
     episode.add_argument("--key", default="0", help="the task instance (default 0)")
     episode.add_argument("--seed", type=int, default=0)

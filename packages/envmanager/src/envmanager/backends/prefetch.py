@@ -7,6 +7,7 @@ Invariant: it returns only when every node that was found has the image
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 from envmanager.backends.cluster import Cluster, Kind, Object
 from envmanager.backends.pods import loss_of
@@ -49,7 +50,8 @@ async def _awaited(cluster: Cluster, owner: Owner, name: str) -> int:
         asyncio.create_task(_watched(cluster, "pod", selector, apply_pod)),
     ]
     try:
-        await asyncio.wait({done, *watches}, return_when=asyncio.FIRST_COMPLETED)
+        waits: set[asyncio.Future[Any]] = {done, *watches}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for watch in watches:
             if watch.done():
                 watch.result()
