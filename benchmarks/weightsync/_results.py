@@ -24,7 +24,8 @@ def row(
     return {"metric": metric, "unit": unit, "ours": median, "peer": peer, "peer_value": value, **nothing}
 
 
-def write(script: str, rows: list[Row]) -> None:
+def write(script: str, rows: list[Row], *, keep: bool = False) -> None:
+    """With `keep`, rows that are there stay unless there is a new one of the same metric."""
     path = Path(script).resolve()
     quick = " --quick" if "--quick" in sys.argv else ""
     result = {
@@ -34,6 +35,10 @@ def write(script: str, rows: list[Row]) -> None:
         "rows": rows,
     }
     out = path.parents[1] / "results" / f"{path.stem}.json"
+    if keep and out.exists():
+        new = {each["metric"] for each in rows}
+        old = msgspec.json.decode(out.read_bytes())["rows"]
+        result["rows"] = [*(each for each in old if each["metric"] not in new), *rows]
     out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     for each in rows:
         print({key: value for key, value in each.items() if value is not None})

@@ -1,10 +1,10 @@
 """Publish and pull against what the hardware, and others, do with the same bytes on the same machine.
 
-python benchmarks/weightsync/weightsync_transfer.py [--quick]
+python benchmarks/weightsync/weightsync_transfer.py [--quick] [--bucket MIB]
 
-One interleaved run: every round does everything once, so that the noise of a shared machine hits all alike; medians
-of ratios within a round. Everything pulled is compared byte for byte. 1 GiB in buckets of 16, 64 and 256 MiB
-(--quick: 256 MiB in buckets of 64 MiB).
+One interleaved run for each size of bucket: every round does everything once, so that the noise of a shared machine
+hits all alike; medians of ratios within a round. Everything pulled is compared byte for byte. 1 GiB in buckets of 16,
+64 and 256 MiB (--quick: 256 MiB in buckets of 64 MiB); --bucket measures one size and keeps what is known of others.
 
 - shared memory against its physical limit: one copy into (out of) a mapped segment plus one checksum pass;
 - Mooncake over TCP against the same store driven by hand (`put_from`, `get_into`, registered once);
@@ -37,26 +37,34 @@ from weightsync.tensors import Bytes
 QUICK = "--quick" in sys.argv
 MIB = 1 << 20
 SIZE = (256 if QUICK else 1024) * MIB
-BUCKETS = (64,) if QUICK else (16, 64, 256)
-ROUNDS = 5 if QUICK else 7
+ALL = (64,) if QUICK else (64, 16, 256)
+BUCKETS = (int(sys.argv[sys.argv.index("--bucket") + 1]),) if "--bucket" in sys.argv else ALL
+ROUNDS = 5
+# Two rounds make the pages that all later ones use again: a version is kept while the next one is written.
+WARM = 2
 
 
 class Times:
-    """Seconds of each thing, one for every round."""
+    """Seconds of each thing, one for every round, and those of this process's CPU."""
 
     def __init__(self) -> None:
         self.found: dict[str, list[float]] = {}
+        self.cpu: dict[str, list[float]] = {}
 
     async def of(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         result = await work()
-        self.found.setdefault(name, []).append(time.perf_counter() - start)
+        self._note(name, time.perf_counter() - start, time.process_time() - cpu)
         return result
 
     def sync(self, name: str, work: Callable[[], Any]) -> None:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         work()
-        self.found.setdefault(name, []).append(time.perf_counter() - start)
+        self._note(name, time.perf_counter() - start, time.process_time() - cpu)
+
+    def _note(self, name: str, seconds: float, cpu: float) -> None:
+        self.found.setdefault(name, []).append(seconds)
+        self.cpu.setdefault(name, []).append(cpu)
 
     def rate(self, name: str) -> float:
         return SIZE / statistics.median(self.found[name]) / 1e9
@@ -72,6 +80,8 @@ class Times:
             "published": bound,
             "ratio": statistics.median(ratios),
             "spread": [ratios[0], ratios[-1]],
+            "cpu_s": statistics.median(self.cpu[name]),
+            "peer_cpu_s": statistics.median(self.cpu[peer]),
         }
 
     def plain(self, name: str) -> Row:
@@ -186,7 +196,8 @@ async def exposed_row(source: Bytes) -> Row:
 
 async def main() -> list[Row]:
     source, target = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
-    times, raw, extra = Times(), RawTransports(SIZE), []
+    times, extra = Times(), []
+    raw = RawTransports(SIZE) if BUCKETS[0] == ALL[0] else None
     async with MooncakeMaster(segment_bytes=3 * SIZE) as master:
         for bucket in BUCKETS:
             shared = [SharedMemoryStore(f"bench-{kind}-{os.getpid()}") for kind in ("memory", "files")]
@@ -196,8 +207,10 @@ async def main() -> list[Row]:
                 Line("Mooncake", mooncake, bucket),
                 Line("files", FileStore(shared[1].folder, durable=False), bucket),
             ]
-            await rounds(times, lines, mooncake, bucket, source, target, raw if bucket == BUCKETS[0] else None)
-            if bucket == BUCKETS[0]:
+            first = bucket == ALL[0]
+            await rounds(times, lines, mooncake, bucket, source, target, raw if first else None)
+            if raw is not None and first:
+                raw.end()
                 extra.append(await exposed_row(source))
             for line in lines:
                 await line.subscriber.close()
@@ -205,7 +218,6 @@ async def main() -> list[Row]:
             await mooncake.close()
             for store in shared:
                 store.unlink()
-    raw.end()
     return [*rows(times), *extra]
 
 
@@ -216,11 +228,10 @@ async def rounds(
     os.ftruncate(descriptor, SIZE)
     segment = np.frombuffer(mmap.mmap(descriptor, SIZE), np.uint8)
     os.close(descriptor)
-    load = module_load() if bucket == BUCKETS[0] else None
-    for version in range(ROUNDS + 1):
+    load = module_load() if bucket == ALL[0] else None
+    for version in range(WARM + ROUNDS):
         source[:] = rng.integers(0, 256, SIZE, dtype=np.uint8)
-        # The first round makes the pages that all later ones use again.
-        found = times if version else Times()
+        found = times if version >= WARM else Times()
         if raw is not None:
             raw.round(found.sync, source)
         physical(found, source, target, segment, bucket)
@@ -238,10 +249,12 @@ def rows(times: Times) -> list[Row]:
             found.append(times.row(f"{name}, Mooncake {bucket} MiB", f"{peer}, Mooncake by hand {bucket} MiB"))
         for name in ("publish", "pull"):
             found.append(times.plain(f"{name}, files {bucket} MiB"))
-    found.append(times.row("commit into a torch module", f"memcpy ({BUCKETS[0]})"))
-    found += [times.plain(name) for name in ("raw TCP socket", "gloo broadcast", "TransferEngine write")]
+    if ALL[0] in BUCKETS:
+        found.append(times.row("commit into a torch module", f"memcpy ({ALL[0]})"))
+        others = (f"memcpy ({ALL[0]})", "raw TCP socket", "gloo broadcast", "TransferEngine write")
+        found += [times.plain(name) for name in others]
     return found
 
 
 if __name__ == "__main__":
-    write(__file__, asyncio.run(main()))
+    write(__file__, asyncio.run(main()), keep="--bucket" in sys.argv)

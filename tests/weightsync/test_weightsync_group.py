@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from weightsync import MemoryStore, Publisher, Subscriber
+
 # Two processes import torch: seconds on a quiet machine, minutes on a crowded one.
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
@@ -18,9 +20,13 @@ import torch.distributed as dist
 from weightsync.checksum import checksum
 from weightsync.group import GroupSync
 
-rank, port = int(sys.argv[1]), sys.argv[2]
+rank, port, backend = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+device = "cpu"
+if backend == "nccl":
+    device = f"cuda:{rank}"
+    torch.cuda.set_device(rank)
+dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
 generator = torch.Generator().manual_seed(0)
 shared = torch.randint(0, 256, (40,), generator=generator, dtype=torch.uint8)
 weights = {
@@ -29,8 +35,11 @@ weights = {
     "a": shared, "tied": shared, "empty": torch.zeros(0, 3), "scalar": torch.tensor(-0.0),
 }
 
+weights = {name: tensor.to(device) for name, tensor in weights.items()}
+weights["tied"] = weights["a"]
+
 async def main():
-    sync = GroupSync(bucket_bytes=128)
+    sync = GroupSync(bucket_bytes=128, device=device)
     for version in range(2):
         weights["half"][version] = float("nan")
         if rank == 0:
@@ -50,15 +59,53 @@ dist.destroy_process_group()
 """
 
 
+def gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
 async def test_every_byte_arrives_by_broadcast() -> None:
+    await check("gloo")
+
+
+async def test_every_byte_arrives_between_gpus() -> None:
+    if gpus() < 2:
+        pytest.skip(f"NCCL needs a GPU for each of the two ranks; this machine has {gpus()}")
+    await check("nccl")
+
+
+async def check(backend: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     ranks = [
         await asyncio.create_subprocess_exec(
-            sys.executable, "-c", RANK, str(rank), port, stdout=asyncio.subprocess.PIPE
+            sys.executable, "-c", RANK, str(rank), port, backend, stdout=asyncio.subprocess.PIPE
         )
         for rank in range(2)
     ]
     outputs = [(await rank.communicate())[0].decode().split() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert outputs[0] == outputs[1] and len(set(outputs[0])) == 2
+
+
+async def test_a_published_version_goes_from_one_gpu_to_a_module_on_it(memory: MemoryStore) -> None:
+    """Device tensors are copied to the host bucket by bucket, and back."""
+    import torch
+
+    from weightsync.torch import load_into, named_tensors
+
+    if not gpus():
+        pytest.skip("needs a GPU")
+    torch.manual_seed(0)
+    source, target = (torch.nn.Linear(300, 70).to("cuda", torch.bfloat16) for _ in range(2))
+    publisher, subscriber = Publisher(memory, bucket_bytes=4096, encoding="delta"), Subscriber(memory)
+    for version in range(2):
+        with torch.no_grad():
+            source.weight.t()[version] = float("nan")
+        manifest = await publisher.publish(version, {**named_tensors(source)})
+        report = await subscriber.commit(await subscriber.prefetch(version), load_into(target))
+        assert report.digest == manifest.digest
+        for name, tensor in source.state_dict().items():
+            assert torch.equal(tensor.view(torch.int16), target.state_dict()[name].view(torch.int16)), name
+    await subscriber.close()

@@ -32,7 +32,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 # Above half of the bucket a delta saves little and costs its reader more than a copy.
 _WORTHWHILE = 0.5
 # Elements compared at a time: two inputs, the mask and what is found stay in the second-level cache.
-_COMPARED = 1 << 15
+_COMPARED = 1 << 16
 # Changes in a block: enough that its overhead does not count, few enough that its positions, at eight bytes, do not.
 _BLOCK = 1 << 15
 # Compression is tried on this much of a stream, and used if it saves at least a tenth.
@@ -136,7 +136,7 @@ def encode(
             if not encoder.count(changes, width):
                 before[:] = after
                 continue
-            positions = _positions(mask)
+            positions = _positions(mask, changes)
             values = after[positions]
             before[positions] = values
             encoder.add(run, positions + (start - begin) // width, values)
@@ -189,9 +189,11 @@ def _compare(before: Words, after: Words, mask: npt.NDArray[np.bool_]) -> int:
     return int(np.count_nonzero(mask))
 
 
-def _positions(mask: npt.NDArray[np.bool_]) -> Positions:
-    """Of the flags, eight at a time: most groups of eight are off and cost one comparison."""
-    groups = np.flatnonzero(mask.view(np.uint64))
+def _positions(mask: npt.NDArray[np.bool_], count: int) -> Positions:
+    """Of the flags that are on. Of few, eight at a time: most groups are off and cost one comparison."""
+    if 8 * count > mask.size:
+        return np.flatnonzero(mask)
+    groups = np.flatnonzero(mask.view(np.uint64) != 0)
     within = np.flatnonzero(mask.reshape(-1, 8)[groups])
     return groups[within >> 3] * 8 + (within & 7)
 
