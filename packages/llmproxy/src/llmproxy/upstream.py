@@ -24,6 +24,7 @@ from .errors import WorkerLost
 _JOIN_BELOW = 65_536
 """Head and body up to this size are written as one buffer; copying more costs more than a second write."""
 _HEADER_LIMIT = 65_536
+_NOTHING = (b"", b"")
 CONNECT_TIMEOUT = 5.0
 
 
@@ -63,7 +64,7 @@ class Upstream(asyncio.Protocol):
         self._parser: Any = httptools.HttpResponseParser(self)
         self.transport: asyncio.Transport = cast("asyncio.Transport", None)
         self.receiver: Receiver | None = None
-        self._request: tuple[bytes, bytes] = (b"", b"")
+        self._request = _NOTHING
         self._reused = False
         self._answered = self._complete = self._keep = False
         self._head_bytes = 0
@@ -110,6 +111,7 @@ class Upstream(asyncio.Protocol):
             receiver.flush()
         else:
             self.receiver = None
+            self._request = _NOTHING  # an idle connection holds no body
             if self._keep:
                 self._pool.put(self)
             else:
