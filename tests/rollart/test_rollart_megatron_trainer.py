@@ -193,6 +193,7 @@ def make_qwen3(folder: Path) -> str:
     return str(make_tiny_qwen3(folder, 5, hidden=32, heads=4, kv_heads=2, layers=2))
 
 
+@pytest.mark.timeout(300)
 def test_tensor_parallel_equals_torch(tmp_path):
     case = Case(megatron(tensor_parallel=2), make_qwen3(tmp_path / "model"), str(tmp_path / "out"), steps=4)
     launch([case])

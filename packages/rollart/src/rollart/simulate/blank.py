@@ -12,13 +12,14 @@ from typing import Any
 
 
 class Blank(list[Any]):
-    """`size` tokens; `reply` is how many the next generation after them has."""
+    """`size` tokens; `reply` is how many the next generation after them has, `instance` which task instance asks."""
 
-    __slots__ = ("reply", "size")
+    __slots__ = ("instance", "reply", "size")
 
-    def __init__(self, size: int, reply: int = 0) -> None:
+    def __init__(self, size: int, reply: int = 0, instance: int = 0) -> None:
         self.size = size
         self.reply = reply
+        self.instance = instance
 
     def __len__(self) -> int:
         return self.size
@@ -28,10 +29,12 @@ class Blank(list[Any]):
 
     def __add__(self, other: Iterable[Any]) -> Blank:
         assert isinstance(other, Sized)
-        return Blank(self.size + len(other), getattr(other, "reply", 0))
+        if isinstance(other, Blank):
+            return Blank(self.size + other.size, other.reply, other.instance)
+        return Blank(self.size + len(other))
 
     def __radd__(self, other: list[Any]) -> Blank:
-        return Blank(len(other) + self.size, self.reply)
+        return Blank(len(other) + self.size, self.reply, self.instance)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, list) and len(other) == self.size

@@ -7,6 +7,7 @@ is the product's own.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from random import Random
@@ -15,12 +16,13 @@ import msgspec
 from msgspec import Struct
 
 from llmproxy import AffinityRouter, GenerateRequest, GenerateResult
-from llmproxy.fleet import Slot
+from llmproxy.fleet import Fleet, Slot
 from llmproxy.sim import Roofline
 from rollart.config.tasks import EnvConfig
 from rollart.errors import ConfigError
 from rollart.runtime.parts import Parts
 from rollart.runtime.setting import Setting
+from rollart.simulate.blank import Blank
 from rollart.simulate.catalog import GIB
 from rollart.simulate.config import FleetConfig, Simulation
 from rollart.simulate.engines import Generator, Node
@@ -39,6 +41,25 @@ class ByName(AffinityRouter):
         super().served(request, slot)
 
 
+class ByGroup(ByName):
+    """The members of a group go where its first went."""
+
+    def __init__(self, affinity: Mapping[str, str], random: Random) -> None:
+        super().__init__(affinity, random=random)
+        self._groups: dict[int, str] = {}
+
+    def choose(self, request: GenerateRequest, fleet: Fleet) -> Slot | None:
+        prompt = request.prompt_ids
+        instance = prompt.instance if isinstance(prompt, Blank) else 0
+        home = fleet.get(self._groups.get(instance, ""))
+        if home is not None and home.serving:
+            return home
+        slot = super().choose(request, fleet)
+        if slot is not None:
+            self._groups[instance] = slot.id
+        return slot
+
+
 class World(Struct, frozen=True):
     """Everything that is simulated."""
 
@@ -55,11 +76,12 @@ class World(Struct, frozen=True):
         """As the run sees it."""
         config = self.simulation.config
         random = Random(config.run.seed)
+        router = ByGroup if self.simulation.world.placement == "group" else ByName
         return Parts(
             workers=self.engines,
             trainer=self.trainer,
             watch=self._watch,
-            router=ByName(config.generation.affinity, random=random),
+            router=router(config.generation.affinity, random=random),
             prefill_router=ByName(random=random),
         )
 

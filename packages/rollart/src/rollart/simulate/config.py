@@ -111,6 +111,9 @@ class SimulateConfig(_Section, frozen=True):
     probe: bool = True
     """The parity probe takes its turn behind the contexts that engines rebuild after an update; else it takes no
     time, as in systems that have none."""
+    placement: Literal["trajectory", "group"] = "trajectory"
+    """Members of a group are requests of their own, or all go to one engine, as one request for several answers does.
+    """
     stall_s: Positive = 50_000.0
     """Simulated seconds without a train step after which the run is taken to hang."""
     batch: Positive = 256.0

@@ -108,7 +108,9 @@ class Generator(SimWorker):
     async def prefill(self, request: GenerateRequest) -> Handoff:
         self.busy.enter()
         try:
-            return await super().prefill(request)
+            handoff = await super().prefill(request)
+            assert handoff is not None
+            return handoff
         finally:
             self.busy.leave()
 

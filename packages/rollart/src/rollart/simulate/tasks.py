@@ -1,8 +1,8 @@
 """Tasks as their profiles describe them: environments, rewards, and text that stands for tokens.
 
-An observation is the text `TOKENS REPLY`: how many tokens it is, and how many the model will answer with. Episodes
-are a function of the run's seed, the key and the episode's number under its key, so modes that play the same keys see
-the same episodes (tests/rollart/test_rollart_simulate_tasks.py).
+An observation is the text `TOKENS REPLY INSTANCE`: how many tokens it is, how many the model will answer with, and a
+number that the members of a group share. Episodes are a function of the run's seed, the key and the episode's number
+under its key, so modes that play the same keys see the same episodes (tests/rollart/test_rollart_simulate_tasks.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import count
 from math import exp, log, sqrt
 from random import Random
 from typing import Any
+from zlib import crc32
 
 from msgspec import Struct
 
@@ -42,8 +43,7 @@ class Counted:
     stop_token_ids: tuple[int, ...] = ()
 
     def observation(self, text: str, previous: Sequence[int] | None) -> list[int]:
-        tokens, _, reply = text.partition(" ")
-        return Blank(int(tokens), int(reply))
+        return Blank(*map(int, text.split()))
 
     def action(self, token_ids: Sequence[int]) -> str:
         return ""
@@ -67,10 +67,21 @@ class ProfileEnv:
     """One episode."""
 
     blocking = False
-    __slots__ = ("_draw", "_left", "_profile", "_random", "_scale", "_weather", "task")
+    __slots__ = ("_draw", "_instance", "_left", "_profile", "_random", "_scale", "_weather", "task")
 
-    def __init__(self, task: str, profile: Profile, draw: _Samplers, weather: Weather, random: Random, scale: float):
+    def __init__(
+        self,
+        task: str,
+        profile: Profile,
+        draw: _Samplers,
+        weather: Weather,
+        random: Random,
+        scale: float,
+        instance: int,
+    ) -> None:
+        """`scale` is how much longer than others the replies to this instance are."""
         self.task = task
+        self._instance = instance
         self._profile = profile
         self._draw = draw
         self._weather = weather
@@ -99,7 +110,8 @@ class ProfileEnv:
         return self._shown(self._draw.observation(random)), reward, not self._left, False, {}
 
     def _shown(self, tokens: float) -> str:
-        return f"{max(1, round(tokens))} {max(1, round(self._scale * self._draw.response(self._random)))}"
+        reply = max(1, round(self._scale * self._draw.response(self._random)))
+        return f"{max(1, round(tokens))} {reply} {self._instance}"
 
 
 class Recorded(Struct, frozen=True):
@@ -187,7 +199,8 @@ class ProfileTask:
         scale, sigma = 1.0, self._draw.sigma
         if sigma:
             scale = exp(Random(f"{self._seed}/{self._name}/{key}").gauss(-sigma * sigma / 2, sigma))
-        return ProfileEnv(self._name, self._profile, self._draw, self._weather, random, scale)
+        instance = crc32(f"{self._name}/{key}".encode())
+        return ProfileEnv(self._name, self._profile, self._draw, self._weather, random, scale, instance)
 
     async def reward(self, trajectory: Trajectory) -> float:
         """What the environment paid, after the time that scoring takes."""

@@ -1,0 +1,415 @@
+"""The papers' experiments, one function each, giving rows of our value beside the published one.
+
+A batch of the RollArt paper is counted in trajectories: its characterization (a batch of 128 on 32 GPUs trains in
+84 s) leaves no room for eight times as many. Environments are a batch's worth in every mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+from _paper import (
+    AGENTIC,
+    PARALLEL,
+    SWE,
+    TO_H20,
+    Measured,
+    Row,
+    beside,
+    changed,
+    fleet,
+    h800,
+    measure,
+    setup,
+)
+
+from rollart.simulate.catalog import builtin
+from rollart.simulate.spread import Spread
+
+Experiment = Callable[[bool], Iterator[Row]]
+MODES = ("sync", "sync_plus", "one_off", "areal", "rollart")
+MATH = {"GEM-math": AGENTIC["GEM-math"]}
+
+
+def calibration(quick: bool) -> Iterator[Row]:
+    """What the constants were fitted to, and what was held out."""
+    whole = measure(
+        setup("8B", "sync_plus", [fleet("H800", 32)], h800(32, shared=True), SWE, groups=16, iterations=4)
+    )
+    parts = whole.summary.parts
+    yield beside("fitted: train step, 8B SWE batch 128 on 32 H800", "s", parts["train"], 84.5)
+    yield beside("fitted: step, the same", "s", whole.step_s, 365.7, "memory and overhead")
+    yield beside("held out: rollout with resets, the same", "s", whole.rollout_s, 281.2)
+    for task, published, note in (
+        ("FrozenLake", 0.53, "fitted, as far as one constant can: compute"),
+        ("GEM-math", (1 / 0.79, 1 / 0.49), "held out"),
+    ):
+        times = [
+            measure(
+                setup("8B", "sync_plus", [fleet(name, gpus)], h800(32), {task: AGENTIC[task]}, groups=4, iterations=3)
+            ).rollout_s
+            for name, gpus in (("H800", 2), ("H20", 6))
+        ]
+        yield beside(f"{task}: time on 2 H800 over time on 6 H20", "ratio", times[0] / times[1], published, note)
+
+
+def mode_setup(model: str, mode: str, iterations: int = 8) -> dict[str, Any]:
+    """The main experiment: 128 GPUs, batch 512."""
+    parallel = PARALLEL[model]
+    profiles = {**AGENTIC, **(SWE if model == "32B" else {})}
+    if mode in ("sync", "sync_plus"):
+        fleets, training = [fleet("H800", 128, parallel)], h800(128, shared=True)
+    elif mode in ("one_off", "areal"):
+        fleets, training = [fleet("H800", 96, parallel)], h800(32)
+    else:
+        fleets, training = [fleet("H800", 64, parallel), fleet("H20", 32, parallel)], h800(32)
+    ours = mode == "rollart"
+    tree = setup(
+        model,
+        mode,
+        fleets,
+        training,
+        profiles,
+        groups=64,
+        iterations=iterations,
+        alpha=1.0 if mode in ("areal", "rollart") else 0.0,
+        transport="store" if ours else "broadcast",
+        affinity=TO_H20 if ours else None,
+    )
+    return changed(tree, rollout__concurrency=512)
+
+
+def main(quick: bool) -> Iterator[Row]:
+    """Step time and throughput of the five modes."""
+    published = {
+        ("sync_plus", "sync"): (1.40, 2.40),
+        ("one_off", "sync_plus"): (1.31, 1.47),
+        ("areal", "one_off"): (1.03, 1.06),
+        ("rollart", "areal"): (1.22, 1.36),
+        ("rollart", "sync"): (2.65, 4.58),
+    }
+    for model in ("8B",) if quick else PARALLEL:
+        runs = {mode: measure(mode_setup(model, mode, 5 if quick else 8)) for mode in MODES}
+        for mode, run in runs.items():
+            yield beside(f"{model} {mode}: step time", "s", run.step_s, None, _parts(run))
+        for (better, worse), value in published.items():
+            ratio = runs[better].summary.tokens_per_s / runs[worse].summary.tokens_per_s
+            yield beside(f"{model} throughput, {better} over {worse}", "x", ratio, value)
+        if model == "32B":
+            for mode, value in (("sync_plus", 2.05), ("one_off", 1.35), ("areal", 1.31)):
+                yield beside(
+                    f"32B step time, {mode} over rollart", "x", runs[mode].step_s / runs["rollart"].step_s, value
+                )
+
+
+def scaling(quick: bool) -> Iterator[Row]:
+    """RollArt over Sync+ on 64, 96 and 128 H800, 14B, no affinity."""
+    for gpus in (64,) if quick else (64, 96, 128):
+        n = 5 if quick else 7
+        plus = setup(
+            "14B", "sync_plus", [fleet("H800", gpus, 2)], h800(gpus, shared=True), AGENTIC, groups=64, iterations=n
+        )
+        ours = setup(
+            "14B",
+            "rollart",
+            [fleet("H800", gpus - 32, 2)],
+            h800(32),
+            AGENTIC,
+            groups=64,
+            iterations=n,
+            alpha=1.0,
+            transport="store",
+        )
+        both = [measure(changed(tree, rollout__concurrency=512)) for tree in (plus, ours)]
+        yield beside(f"14B on {gpus} H800, rollart over sync_plus", "x", _gain(both[1], both[0]), (1.33, 2.08))
+
+
+def affinity(quick: bool) -> Iterator[Row]:
+    """Mixed classes at equal cost, training fixed on 32 H800."""
+    for model in ("8B",) if quick else PARALLEL:
+        parallel = PARALLEL[model]
+        profiles = {**AGENTIC, **(SWE if model == "32B" else {})}
+        runs = {}
+        for name, fleets, moved in (
+            ("H800 only", [fleet("H800", 72, parallel)], None),
+            ("H20 only", [fleet("H20", 208, parallel)], None),
+            ("mixed", [fleet("H800", 64, parallel), fleet("H20", 24, parallel)], TO_H20),
+        ):
+            tree = setup(
+                model,
+                "rollart",
+                fleets,
+                h800(32),
+                profiles,
+                groups=64,
+                iterations=5 if quick else 7,
+                alpha=1.0,
+                transport="store",
+                affinity=moved,
+            )
+            runs[name] = measure(changed(tree, rollout__concurrency=512))
+        yield beside(f"{model} mixed over H20 only", "x", _gain(runs["mixed"], runs["H20 only"]), (1.30, 1.68))
+        yield beside(f"{model} mixed over H800 only", "x", _gain(runs["mixed"], runs["H800 only"]), (1.12, 1.37))
+
+
+def latency(quick: bool) -> Iterator[Row]:
+    """Trajectory-level over batch-level rollout as the latency of turns varies: N(10 s, sigma)."""
+    for sigma, published in (
+        ((1, 1.23), (10, 2.27)) if quick else ((1, 1.23), (3, 1.51), (5, 1.69), (7, 2.18), (10, 2.27))
+    ):
+        runs = [
+            measure(
+                changed(
+                    setup(
+                        "8B", mode, [fleet("H800", 16)], h800(16), {"ALFWorld": _ALFWORLD}, groups=16, iterations=4
+                    ),
+                    simulate__tasks__ALFWorld=_normal_latency(10.0, sigma),
+                )
+            )
+            for mode in ("sync_plus", "sync")
+        ]
+        yield beside(
+            f"8B, turn latency N(10, {sigma}): trajectory-level over batch-level rollout",
+            "x",
+            runs[1].rollout_s / runs[0].rollout_s,
+            published,
+        )
+
+
+def environment_level(quick: bool) -> Iterator[Row]:
+    """The same of ROLL Flash, batch 512."""
+    cases = (
+        ((10, 1, 1.16), (10, 10, 2.46)) if quick else ((10, 1, 1.16), (10, 7, 2.12), (10, 10, 2.46), (50, 5, 1.20))
+    )
+    for mean, sigma, published in cases:
+        runs = [
+            measure(
+                changed(
+                    setup(
+                        "8B", mode, [fleet("H800", 32)], h800(32), {"ALFWorld": _ALFWORLD}, groups=64, iterations=3
+                    ),
+                    simulate__tasks__ALFWorld=_normal_latency(mean, sigma),
+                )
+            )
+            for mode in ("sync_plus", "sync")
+        ]
+        yield beside(
+            f"ROLL Flash, 512 environments, latency N({mean}, {sigma}): asynchronous over batched",
+            "x",
+            runs[1].rollout_s / runs[0].rollout_s,
+            published,
+        )
+
+
+def alphas(quick: bool) -> Iterator[Row]:
+    """The best of alpha 2, 4, 6 over alpha 1."""
+    for model, published in (("8B", 1.22), ("14B", 1.17), ("32B", 1.14))[: 1 if quick else 3]:
+        runs = {}
+        for alpha in (1.0, 2.0) if quick else (1.0, 2.0, 4.0, 6.0):
+            tree = mode_setup(model, "rollart", 5 if quick else 7)
+            runs[alpha] = measure(
+                changed(tree, buffer__alpha=alpha, rollout__concurrency=round(512 * (1 + alpha) / 2))
+            )
+        best = max(run.summary.tokens_per_s for run in runs.values()) / runs[1.0].summary.tokens_per_s
+        words = ", ".join(f"alpha {alpha:g}: {run.step_s:.0f} s" for alpha, run in runs.items())
+        yield beside(f"{model} best alpha over alpha 1", "x", best, (1.0, published), words)
+
+
+def weights(quick: bool) -> Iterator[Row]:
+    """Push, accumulated and exposed pull; rates were fitted to 8B (push), TCP (pull), and 8B and 32B (exposed)."""
+    published = {"8B": (32.4, 6.2, 1.4), "14B": (67.8, 16.3, 5.1), "32B": (127.3, 29.7, 9.6)}
+    for model, (push, pull, exposed) in published.items():
+        tree = mode_setup(model, "rollart", 3)
+        small = changed(tree, buffer__batch_groups=8, rollout__concurrency=64)
+        run = measure(small).summary
+        yield beside(f"{model} push", "s", run.push_s, push, "fitted" if model == "8B" else "held out")
+        yield beside(f"{model} accumulated pull", "s", run.pull_s, pull, "held out")
+        yield beside(f"{model} exposed pull", "s", run.exposed_s, exposed, "held out" if model == "14B" else "fitted")
+        if not quick:
+            naive = measure(changed(mode_setup(model, "rollart", 7), simulate__transport="broadcast"))
+            ours = measure(mode_setup(model, "rollart", 7))
+            yield beside(
+                f"{model} asynchronous transfer over broadcast, end to end", "x", _gain(ours, naive), (1.10, 1.16)
+            )
+
+
+def redundancy(quick: bool) -> Iterator[Row]:
+    """RollArt's grid: 8B, 32 H800, GEM-math; more members and more groups than the batch of 32 x 8."""
+    published = {(8, 34): 1.16, (8, 36): 1.30, (10, 32): 1.11, (10, 34): 1.38, (10, 36): 1.52, (12, 32): 1.24}
+    published |= {(12, 34): 1.51, (12, 36): 1.62}
+    base = setup("8B", "sync_plus", [fleet("H800", 16)], h800(16), MATH, groups=32, iterations=6)
+    plain = measure(base).rollout_s
+    for (size, groups), value in list(published.items())[:: 3 if quick else 1]:
+        run = measure(changed(base, buffer__spare_members=size - 8, buffer__spare_groups=groups - 32))
+        yield beside(f"8B GEM-math, {groups} groups of {size} for 32 of 8", "x", plain / run.rollout_s, value)
+
+
+def flash_redundancy(quick: bool) -> Iterator[Row]:
+    """ROLL Flash's: 256 rollouts in environments of N(10, 5) s a turn."""
+    base = changed(
+        setup("8B", "sync_plus", [fleet("H800", 16)], h800(16), {"ALFWorld": _ALFWORLD}, groups=32, iterations=5),
+        simulate__tasks__ALFWorld=_normal_latency(10.0, 5.0),
+    )
+    plain = measure(base).rollout_s
+    for size, groups, value in ((12, 36, 5.45), (11, 36, 5.24), (9, 36, 3.10))[: 1 if quick else 3]:
+        run = measure(changed(base, buffer__spare_members=size - 8, buffer__spare_groups=groups - 32))
+        yield beside(f"ROLL Flash, {groups} x {size} environments for 32 x 8", "x", plain / run.rollout_s, value)
+
+
+def disaggregation(quick: bool) -> Iterator[Row]:
+    """Prefill and decode apart: SWE, batch 128, four nodes of eight."""
+    published = {
+        "32B": {(1, 3): 741.2 / 722.7, (2, 2): 734.9 / 701.6},
+        "qwen3-30b-a3b": {(1, 3): 327.4 / 294.8, (2, 2): 305.2 / 251.1},
+    }
+    for model, cells in list(published.items())[: 1 if quick else 2]:
+        parallel = 4 if model == "32B" else 2
+        gains = {}
+        for prefill, decode in ((1, 3), (2, 2), (3, 1)):
+            whole = [fleet("H800", 8 * prefill, parallel), fleet("H20", 8 * decode, parallel)]
+            apart = [
+                fleet("H800", 8 * prefill, parallel, "prefill"),
+                fleet("H20", 8 * decode, parallel, "decode"),
+            ]
+            runs = [
+                measure(setup(model, "sync_plus", fleets, h800(32), SWE, groups=16, iterations=4))
+                for fleets in (whole, apart)
+            ]
+            gains[prefill, decode] = runs[0].rollout_s / runs[1].rollout_s
+            yield beside(
+                f"{model} {prefill}P{decode}D over colocated",
+                "x",
+                gains[prefill, decode],
+                cells.get((prefill, decode)),
+                f"rollout {runs[1].rollout_s:.0f} s" + ("; published: the worst" if decode == 1 else ""),
+            )
+
+
+def serverless(quick: bool) -> Iterator[Row]:
+    """Math jobs on 16 H800, 8 of which train: four for generation and four for rewards, or eight and functions."""
+    base = setup("8B", "sync_plus", [fleet("H800", 4)], h800(8), MATH, groups=21, size=4, iterations=5, context=16384)
+    local = changed(base, simulate__rewards={"kind": "dedicated", "hardware": "H800", "gpus": 4})
+    remote = changed(
+        base,
+        simulate__generation=[fleet("H800", 8)],
+        simulate__rewards={"kind": "serverless", "call_s": 0.01, "cold_s": 0.25},
+    )
+    runs = [measure(tree) for tree in (local, remote)]
+    yield beside("rewards on 4 GPUs: utilization", "%", 100 * (runs[0].run.rewards_used or 0), 6.0)
+    yield beside("rewards on functions: utilization", "%", 100 * (runs[1].run.rewards_used or 0), 88.0)
+    yield beside("rollout, 4 + 4 GPUs over 8 and functions", "x", runs[0].rollout_s / runs[1].rollout_s, 158 / 77)
+
+
+def flash_scaling(quick: bool) -> Iterator[Row]:
+    """ROLL Flash: RLVR on 16 to 128 GPUs, half of them training; 256 prompts of 16, scaled down to an eighth."""
+    for name, published, over in (("rlvr-think", 7.6, (2.12, 2.24)), ("rlvr-base", None, (1.53, 2.24))):
+        profiles = {"RLVR": (name, 30720, 1)}
+        runs: dict[tuple[str, int], Measured] = {}
+        for gpus in (4, 16) if quick else (2, 4, 8, 16):
+            half = gpus // 2
+            for mode, alpha in (("sync_plus", 0.0), ("rollart", 2.0)):
+                shared = mode == "sync_plus"
+                tree = setup(
+                    "8B",
+                    mode,
+                    [fleet("H800", gpus if shared else half)],
+                    h800(gpus if shared else half, shared=shared),
+                    profiles,
+                    groups=32,
+                    size=16,
+                    iterations=5,
+                    alpha=alpha,
+                )
+                runs[mode, gpus] = measure(tree)
+        least = min(gpus for _, gpus in runs)
+        speedup = _gain(runs["rollart", 16], runs["rollart", least])
+        if published and not quick:
+            yield beside(f"{name}: asynchronous, 8 times the GPUs", "x", speedup, published)
+        most = max(_gain(runs["rollart", gpus], runs["sync_plus", gpus]) for _, gpus in runs)
+        yield beside(f"{name}: asynchronous over synchronous at most", "x", most, over)
+
+
+def replication(quick: bool) -> Iterator[Row]:
+    """ROLL Flash: members of a group as independent requests, over a group as one request to one engine."""
+    cases = ((16, 16, 89.0 / 1, 162 / 83), (32, 16, 0.0, 116 / 89), (64, 16, 0.0, 149 / 81), (16, 64, 0.0, 1.84))
+    for groups, size, _, published in (cases[0], cases[3]) if quick else cases:
+        base = setup(
+            "8B", "sync_plus", [fleet("H800", 8)], h800(8), {"RLVR": ("rlvr-base", 30720, 1)},
+            groups=groups, size=32 if (groups, size) == (16, 16) else size, iterations=4,
+        )  # fmt: skip
+        runs = [measure(changed(base, simulate__placement=how)) for how in ("group", "trajectory")]
+        size = base["buffer"]["group_size"]
+        yield beside(f"prompt replication, {groups} x {size}", "x", runs[0].rollout_s / runs[1].rollout_s, published)
+
+
+def queue_scheduling(quick: bool) -> Iterator[Row]:
+    """ROLL Flash: dynamic filtering of 8 prompts x 8; each prompt refilled at once, over rounds that end together."""
+    tree = setup(
+        "8B", "sync_plus", [fleet("H800", 8)], h800(8), {"RLVR": ("rlvr-base", 30720, 1)},
+        groups=8, iterations=5 if quick else 12,
+    )  # fmt: skip
+    filtered = changed(tree, buffer__drop_uniform=True, simulate__success=0.1)
+    queued = measure(changed(filtered, buffer__spare_groups=16))
+    rounds = measure(changed(filtered, simulate__rounds=True))
+    yield beside("queue scheduling with filtering, over rounds", "x", rounds.rollout_s / queued.rollout_s, 125 / 37)
+
+
+def best_alpha(quick: bool) -> Iterator[Row]:
+    """The alpha beyond which less than 3 % is gained: by length, batch and model size."""
+
+    def knee(profile: str, groups: int, model: str) -> float:
+        steps = {}
+        for alpha in (0.0, 1.0, 2.0, 4.0):
+            tree = setup(
+                model, "rollart", [fleet("H800", 8, PARALLEL[model])], h800(8), {"RLVR": (profile, 30720, 1)},
+                groups=groups, iterations=6, alpha=alpha,
+            )  # fmt: skip
+            steps[alpha] = measure(tree).step_s
+        best = min(steps.values())
+        return next(alpha for alpha, step in steps.items() if step <= 1.03 * best)
+
+    yield beside("best alpha, mean length 2k", "alpha", knee("rlvr-base", 16, "8B"), None, "rises with length")
+    yield beside("best alpha, mean length 11k", "alpha", knee("rlvr-think", 16, "8B"), None, "rises with length")
+    if not quick:
+        yield beside(
+            "best alpha, 11k, batch four times", "alpha", knee("rlvr-think", 64, "8B"), None, "falls with batch"
+        )
+        yield beside("best alpha, 11k, 14B", "alpha", knee("rlvr-think", 16, "14B"), None, "flat in model size")
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "calibration": calibration,
+    "main": main,
+    "scaling": scaling,
+    "affinity": affinity,
+    "latency": latency,
+    "environment_level": environment_level,
+    "alphas": alphas,
+    "weights": weights,
+    "redundancy": redundancy,
+    "flash_redundancy": flash_redundancy,
+    "disaggregation": disaggregation,
+    "serverless": serverless,
+    "flash_scaling": flash_scaling,
+    "replication": replication,
+    "best_alpha": best_alpha,
+}
+
+_ALFWORLD = ("alfworld", 4096, 30)
+
+
+def _normal_latency(mean: float, sigma: float) -> dict[str, Any]:
+    """ALFWorld with turns that take so long."""
+    slow = Spread(mean=mean, std=sigma, shape="normal")
+    tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(builtin().profile("alfworld"), step_s=slow))
+    return tree
+
+
+def _gain(better: Measured, worse: Measured) -> float:
+    return better.summary.tokens_per_s / worse.summary.tokens_per_s
+
+
+def _parts(run: Measured) -> str:
+    return ", ".join(f"{name} {value:.0f}" for name, value in run.summary.parts.items() if value >= 0.5)

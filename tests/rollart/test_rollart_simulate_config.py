@@ -1,0 +1,52 @@
+"""The section `simulate`, and what it takes from the rest of a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollart.errors import ConfigError
+from rollart.simulate.config import load_simulation, make_simulation
+
+ROOT = Path(__file__).resolve().parents[2]
+TASKS = {"Shop": {"kind": "env", "env": "sim:shop"}}
+WORLD = {"model": "qwen3-8b", "generation": [{"hardware": "H800", "gpus": 16, "tensor_parallel": 2}],
+         "training": {"hardware": "H20", "gpus": 8}, "tasks": {"Shop": "webshop"}}  # fmt: skip
+
+
+def test_engines_stand_in_for_the_configured_ones() -> None:
+    simulation = make_simulation({"tasks": TASKS, "simulate": WORLD})
+    assert simulation.config.generation.workers == 8
+    assert simulation.config.generation.affinity == {"default": "H800"}
+    assert simulation.gpus == {"H800": 16, "H20": 8}
+    assert simulation.cost == pytest.approx(16 * 2.85 + 8)
+
+
+def test_any_task_may_go_anywhere_where_classes_are_mixed() -> None:
+    world = WORLD | {"generation": [{"hardware": "H800", "gpus": 8}, {"hardware": "H20", "gpus": 8}]}
+    assert make_simulation({"tasks": TASKS, "simulate": world}).config.generation.affinity == {"default": ""}
+
+
+def test_a_training_configuration_needs_no_section_of_its_own() -> None:
+    simulation = load_simulation(ROOT / "examples" / "frozenlake.yaml")
+    assert simulation.fleets[0].hardware == "cpu"
+    assert simulation.shape.parameters < 1e6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "qwen9"}, "qwen9.*give one of qwen3-8b"),
+        ({"tasks": {"Shop": "shops"}}, "shops.*webshop"),
+        ({"tasks": {"Shop": "webshop", "Shap": "webshop"}}, "no such task; there are Shop"),
+        ({"modell": "x"}, "unknown field"),
+        ({"generation": [{"hardware": "H800", "gpus": 3, "tensor_parallel": 2}]}, "not a multiple"),
+        ({"generation": [{"hardware": "H800", "gpus": 8, "role": "prefill"}]}, "need each other"),
+        ({"calibration": {"speed": 1.0}}, "is not a constant; there are compute"),
+        ({"training": {"hardware": "H800", "gpus": 0}}, "training.gpus"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_simulation({"tasks": TASKS, "simulate": WORLD | change})
