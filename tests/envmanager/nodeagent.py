@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -47,14 +48,17 @@ class PodProcess:
         reading, writing = os.pipe()
         socket.send_fds(orders, [json.dumps({"argv": argv, "environ": environ}).encode()], [writing])
         os.close(writing)
-        self._report = os.fdopen(reading)
+        self._report = os.fdopen(reading, "rb", buffering=0)
         self._group = int(self._report.readline())
-        self.ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Asked before `wait`, which takes the word."""
+        return bool(select.select([self._report], [], [], 0)[0])
 
     def wait(self) -> int:
         """Its exit code; -SIGKILL where it was killed with its group."""
         code = self._report.readline()
-        self.ended = True
         self._report.close()
         return int(code) if code else -signal.SIGKILL
 
