@@ -81,14 +81,16 @@ class Engine:
     def __init__(self, speed: Speed, cache_tokens: float, share_prompts: bool, ended: Callable[[Job], None]) -> None:
         self.at = 0.0
         self.version: int | None = 0
-        self.paused = False
         self.preemptions = 0
+        self._paused = False
         self._speed = speed
+        self._capacity, self._batch, self._together = speed.capacity, speed.batch, speed.together
         self._cache_tokens = cache_tokens
         self._share = share_prompts
         self._ended = ended
         self._queue: deque[Job] = deque()
         self._prompts: list[Job] = []
+        self._prompts_held = 0  # tokens of their contexts
         self._left = 0.0  # tokens of the prompts being prefilled that are still to be computed
         self._total = 0.0  # tokens that they had to begin with: what a step is paced by, wherever it is interrupted
         self._depth = 0.0
@@ -106,12 +108,16 @@ class Engine:
         self._cache: OrderedDict[Hashable, int] = OrderedDict()
         self._cached = 0
         self._pace: Pace | None = None
+        self._plan: tuple[float, Event] | None = (
+            None  # what happens next by itself and when, while nothing intervenes
+        )
 
     # What happens to jobs.
 
     def add(self, job: Job) -> None:
         self._queue.append(job)
         self._queued += job.held
+        self._plan = None
 
     def bring(self, job: Job) -> None:
         """Its cache is on the way from another worker; what is here already is not sent."""
@@ -119,13 +125,16 @@ class Engine:
         self._wire_free = max(self.at, self._wire_free) + self._speed.transfer(tokens)
         self._serial += 1
         heapq.heappush(self._arriving, (self._wire_free, self._serial, job))
+        self._plan = None
 
     def drop(self, job: Job) -> None:
         """Out of the engine, wherever it is, the tokens it made counted."""
+        self._plan = None
         if job in self._members:
             self._leave(job)
         elif job in self._prompts:
             self._prompts.remove(job)
+            self._prompts_held -= job.held
             self._queued -= job.held
             self._left = max(0.0, self._left - job.need) if self._prompts else 0.0
             self._total -= job.need
@@ -145,11 +154,12 @@ class Engine:
         self._queue.clear()
         self._prompts.clear()
         self._arriving.clear()
-        self._left, self._queued, self._pace = 0.0, 0, None
+        self._left, self._prompts_held, self._queued, self._pace, self._plan = 0.0, 0, 0, None, None
         for job in jobs:
             self.add(job)
 
     def forget(self) -> None:
+        self._plan = None
         self._cache.clear()
         self._cached = 0
         self._pins.clear()
@@ -157,16 +167,31 @@ class Engine:
 
     def unpin(self, key: str) -> bool:
         """A cache that was kept for another worker is free; whether it was here."""
+        self._plan = None
         tokens = self._pins.pop(key, None)
         self._pinned -= tokens or 0
         return tokens is not None
 
     # Time.
 
+    @property
+    def paused(self) -> bool:
+        """Whether time passes without steps."""
+        return self._paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._paused = paused
+        self._plan = None
+
     def advance(self, now: float) -> float:
         """Bring the state up to `now`; seconds from there until something happens by itself, or infinity."""
         while True:
-            wait, event = self._next()
+            if self._plan is None:
+                wait, event = self._next()
+                self._plan = (self.at + wait, event)
+            else:
+                wait, event = max(0.0, self._plan[0] - self.at), self._plan[1]
             left = max(0.0, now - self.at)
             if wait > left + SOON:
                 self._move(left)
@@ -174,6 +199,7 @@ class Engine:
                 return wait - left
             self._move(wait)
             self.at += wait
+            self._plan = None
             self._handle(event)
 
     @property
@@ -207,7 +233,7 @@ class Engine:
 
     def _next(self) -> tuple[float, Event]:
         wait, event = inf, ""
-        if not self.paused:
+        if not self._paused:
             self._admit()
             steps, event = self._next_steps()
             wait = self._seconds(steps)
@@ -223,7 +249,7 @@ class Engine:
             while self._ends[0][1] != self._ends[0][2].serial:
                 heapq.heappop(self._ends)
             steps, event = max(0.0, self._ends[0][0] - self._progress), "end"
-            room = self._speed.capacity - self.resident - self._reserved()
+            room = self._capacity - self.resident - self._reserved()
             if members > 1 and room < steps * members:
                 steps, event = max(0.0, room / members), "full"
         if self._prompts:
@@ -246,7 +272,7 @@ class Engine:
 
     def _move(self, seconds: float) -> None:
         """So much time passes without an event."""
-        if seconds <= 0.0 or self.paused or not (self._members or self._prompts):
+        if seconds <= 0.0 or self._paused or not (self._members or self._prompts):
             return
         pace = self._current_pace()
         first = pace.base + pace.slope * self.resident
@@ -279,16 +305,16 @@ class Engine:
         """Choose what to prefill next, once the prompts before are done."""
         if self._prompts or not self._queue:
             return
-        total = reserved = 0.0
-        room = self._speed.capacity - self.resident - self._pinned
+        total, reserved = 0.0, 0
+        room = self._capacity - self.resident - self._pinned
         while self._queue:
             job = self._queue[0]
             running = len(self._members) + len(self._prompts) + 1
             alone = not (self._members or self._prompts or self._pinned)
             fits = alone or reserved + job.held + _HEADROOM * running <= room
             cached = min(self._known(job), job.held - 1)
-            together = not self._prompts or total + job.held - cached <= self._speed.together
-            if not (fits and together and running <= self._speed.batch):
+            together = not self._prompts or total + job.held - cached <= self._together
+            if not (fits and together and running <= self._batch):
                 break
             self._queue.popleft()
             job.cached, job.need = cached, float(job.held - cached)
@@ -297,6 +323,7 @@ class Engine:
             reserved += job.held
             self._prompts.append(job)
         if self._prompts:
+            self._prompts_held = reserved
             self._left = self._total = total
             self._depth = sum(job.cached + job.need / 2 for job in self._prompts) / len(self._prompts)
             self._pace = None
@@ -304,7 +331,7 @@ class Engine:
 
     def _prefilled(self) -> None:
         prompts, self._prompts = self._prompts, []
-        self._left, self._pace = 0.0, None
+        self._prompts_held, self._left, self._pace = 0, 0.0, None
         for job in prompts:
             self._queued -= job.held
             if job.key is not None:
@@ -348,10 +375,10 @@ class Engine:
         handoff = job.request.handoff
         assert handoff is not None and handoff.version == self.version  # never tokens from a cache of other weights
         taken = handoff.params["source"].taken(handoff.params["key"])
-        room = self._speed.capacity - self.resident - self._reserved()
+        room = self._capacity - self.resident - self._reserved()
         if not taken:
             self.add(job)
-        elif (job.held + _HEADROOM <= room and len(self._members) < self._speed.batch) or not self._members:
+        elif (job.held + _HEADROOM <= room and len(self._members) < self._batch) or not self._members:
             self._take(job.request.trajectory_id)
             job.cached = job.held
             self._join(job)
@@ -359,8 +386,8 @@ class Engine:
             self._remember(job.request.trajectory_id, job.held)
             self._back(job)
 
-    def _reserved(self) -> float:
-        return self._pinned + sum(job.held for job in self._prompts)
+    def _reserved(self) -> int:
+        return self._pinned + self._prompts_held
 
     # The prefix cache: whole contexts by trajectory, whole first prompts by content.
 
@@ -381,6 +408,6 @@ class Engine:
 
     def _trim(self) -> None:
         """What sequences do not need holds what was computed before, the latest used longest."""
-        room = min(self._cache_tokens, self._speed.capacity - self.resident - self._reserved())
+        room = min(self._cache_tokens, self._capacity - self.resident - self._reserved())
         while len(self._cache) > 1 and self._cached > room:
             self._cached -= self._cache.popitem(last=False)[1]
