@@ -23,5 +23,5 @@ async def test_evaluate_example(capsys):
 
     example = runpy.run_path(str(ROOT / "examples/envmanager_evaluate.py"))
     async with served(handler) as url:
-        await example["main"](url, "m", 8)
-    assert "8 episodes in" in capsys.readouterr().out
+        await example["main"](url, "m")
+    assert "256 episodes in" in capsys.readouterr().out

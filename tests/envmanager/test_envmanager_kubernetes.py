@@ -200,6 +200,28 @@ async def test_a_full_quota(k8s: LocalCluster):
     assert not k8s.pods()
 
 
+async def test_pods_are_used_again_without_a_warm_pool(k8s: LocalCluster):
+    async with k8s.backend(FINE, reuse=True) as backend:
+        pids = {(await play(backend)).metadata["pid"] for _ in range(3)}
+        assert len(pids) == 1 and backend.stats().created == 1
+    assert not k8s.pods()
+
+
+@double
+async def test_an_api_that_refuses_leaves_no_thread(k8s: LocalCluster):
+    assert k8s.api is not None
+    k8s.api.failures.extend([(403, {})])
+    with pytest.raises(ClusterError, match="answered 403"):
+        async with k8s.backend(FINE):
+            raise AssertionError
+    backend = k8s.backend(FINE)
+    await backend._pool.open()
+    k8s.api.failures.extend([(403, {})])
+    with pytest.raises(ClusterError, match="answered 403"):
+        await backend.close()
+    await sees(lambda: not [t for t in threading.enumerate() if t.name.startswith("kubernetes")])
+
+
 @double
 async def test_a_lost_answer_makes_no_second_pod(k8s: LocalCluster):
     assert k8s.api is not None

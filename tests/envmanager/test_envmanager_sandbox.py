@@ -69,6 +69,18 @@ async def test_what_is_inside(inside):
 
 
 @real
+async def test_memory_is_bounded_inside():
+    if reason := no_sandbox():
+        pytest.skip(reason)
+    async with SubprocessBackend(INSIDE, sandbox=True, memory_bytes=256 << 20) as backend:
+        env = backend("k")
+        await env.reset(seed=0)
+        with pytest.raises(InfrastructureError, match="MemoryError"):
+            await env.step("len(bytearray(1 << 30))")
+        await env.close()
+
+
+@real
 async def test_a_daemon_ends_with_its_sandbox():
     if reason := no_sandbox():
         pytest.skip(reason)

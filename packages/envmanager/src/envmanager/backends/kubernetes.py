@@ -80,16 +80,23 @@ class KubernetesBackend:
         return await prefetched(self._cluster, self._template, self._owner, timeout)
 
     async def __aenter__(self) -> Self:
-        await self._pool.open()
+        try:
+            await self._pool.open()
+        except BaseException:
+            await self._cluster.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
+        """Deletes every pod, and waits until none is left. Raises ClusterError where that cannot be asked."""
         await self._posts.close()
-        await self._pool.close()
-        await self._cluster.close()
+        try:
+            await self._pool.close()
+        finally:
+            await self._cluster.close()
 
 
 class PodEnv:

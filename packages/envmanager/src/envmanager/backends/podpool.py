@@ -61,6 +61,7 @@ class PodPool:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._following: asyncio.Task[Any]
         self._jitter = random.Random(0)
+        self._used = 0
         self._closing = False
 
     async def open(self) -> None:
@@ -81,19 +82,27 @@ class PodPool:
         starting = spare or self._own(self._started())
         self._fill()
         try:
-            return await asyncio.shield(starting)
+            taken = await asyncio.shield(starting)
         except asyncio.CancelledError:
             if not self._closing:
                 self._spares.append(starting)  # it goes on, for somebody else
                 self._trim()
             raise
+        self._used += 1
+        return taken
 
     def give_back(self, pod: Pod, again: bool) -> None:
-        """Keeps it ready for the next taker where it may serve `again` and one is wanted, else deletes it."""
-        if again and pod.alive and not self._closing and len(self._spares) < self._warm:
+        """Keeps it ready for the next taker where it may serve `again`, else deletes it. So many are kept as are in
+        use beside it: whoever used it is likely to come again.
+        """
+        if self._closing:
+            return
+        if again and pod.alive:
             self._spares.append(self._own(_itself(pod)))
-        elif not self._closing:
+            self._trim()
+        else:
             self._own(self._deleted(pod))
+        self._used -= 1
 
     async def close(self) -> None:
         """Deletes every pod, and returns when none is left."""
@@ -137,7 +146,7 @@ class PodPool:
 
     def _trim(self) -> None:
         """More than are wanted: those that are ready are deleted, those on their way when they are."""
-        while len(self._spares) > self._warm:
+        while len(self._spares) > max(self._warm, self._used):
             self._own(self._unwanted(self._spares.pop()))
 
     async def _unwanted(self, starting: asyncio.Task[Pod]) -> None:
