@@ -137,6 +137,7 @@ async def test_a_corrupt_bucket_is_fetched_again_then_refused(encoding: str) -> 
     with pytest.raises(CorruptBucket, match=r"v2\..*twice"):
         await subscriber.prefetch(2)
     assert (await subscriber.prefetch(2)).version == 2
+    assert subscriber.stats().refetched == 3
     await subscriber.close()
 
 

@@ -58,6 +58,7 @@ def test_tied_tensors_lie_there_once() -> None:
         ([TensorMeta("w", "int8", (2,)), TensorMeta("v", "int8", (3,), tied_to="w")], "v"),
         ([TensorMeta("w", "int8", (-2,))], "w"),
         ([TensorMeta("", "int8", (2,))], "empty name"),
+        ([TensorMeta(3, "int8", (2,))], "name is 3"),  # type: ignore[arg-type]
     ],
 )
 def test_a_bad_tensor_is_named(metas: list[TensorMeta], name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -155,7 +155,14 @@ async def test_a_changed_layout_is_refused(memory: MemoryStore, changed: dict[st
         await Publisher(memory, bucket_bytes=128).publish(1, weights(1))
 
 
-@pytest.mark.parametrize("options", [{"keep": 0}, {"anchor_every": 0}, {"encoding": "zip"}])
+@pytest.mark.parametrize("version", [-1, "1", 1.5, None])
+async def test_a_version_that_is_no_number_leaves_nothing(memory: MemoryStore, version: Any) -> None:
+    with pytest.raises(BadConfig, match="use a number from 0 on"):
+        await Publisher(memory).publish(version, weights(1))
+    assert not memory._objects and not memory._values
+
+
+@pytest.mark.parametrize("options", [{"keep": 0}, {"anchor_every": 0}, {"encoding": "zip"}, {"timeout": 0}])
 def test_bad_options_are_named(memory: MemoryStore, options: dict[str, object]) -> None:
     with pytest.raises(BadConfig, match=next(iter(options))):
         Publisher(memory, **options)  # type: ignore[arg-type]

@@ -226,6 +226,8 @@ async def test_missing_shards_and_parts_outside_are_named(memory: MemoryStore) -
         await publisher.publish(1, {"w": np.ones((4, 2))}, {"w": Shard(0, 4, 8)})
     with pytest.raises(BadTensor, match="cannot be"):
         await Publisher(MemoryStore()).publish(0, {"w": np.ones((4, 2))}, {"w": Shard(0, 6, 8)})
+    with pytest.raises(BadTensor, match="shards has 'v'"):
+        await publisher.publish(1, {"w": np.ones((4, 2))}, {"v": Shard(0, 0, 8)})
     for subscriber in (half, outside):
         await subscriber.close()
 

@@ -193,7 +193,20 @@ async def test_a_full_store_says_so_and_recovers() -> None:
     await subscriber.close()
 
 
-@pytest.mark.parametrize("url", ["", "shm:", "shm:a/b", "http://x", "file:", "mooncake://host", "memory:x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "shm:",
+        "shm:a/b",
+        "http://x",
+        "file:",
+        "mooncake://host",
+        "mooncake://h:0",
+        "mooncake://h:99999",
+        "memory:x",
+    ],
+)
 def test_a_bad_url_names_what_is_allowed(url: str) -> None:
     with pytest.raises(BadConfig, match="use "):
         open_store(url)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from weightsync import (
+    BadManifest,
     BadTensor,
     CorruptBucket,
     EngineRefused,
@@ -86,6 +87,15 @@ async def test_a_skipped_version_is_gone(store: CountingStore) -> None:
     await publisher.publish(5, weights(5))
     with pytest.raises(VersionGone, match="3 was skipped or removed; latest is 5"):
         await waiting
+    await subscriber.close()
+
+
+@pytest.mark.parametrize(("data", "why"), [(b"\x81\xa6format\x09", "newer than 1"), (b"junk", "does not decode")])
+async def test_a_manifest_that_cannot_be_read_is_named(store: CountingStore, data: bytes, why: str) -> None:
+    subscriber = Subscriber(store)
+    await store.put("v1.manifest", [np.frombuffer(data, np.uint8)])
+    with pytest.raises(BadManifest, match=rf"'v1\.manifest'.*{why}"):
+        await subscriber.prefetch(1)
     await subscriber.close()
 
 

@@ -110,7 +110,9 @@ class FileStore:
             while done < len(view):
                 count = os.preadv(fd, [view[done:]], offset + done)
                 if not count:
-                    raise StoreError(f"{key!r} in {self.folder} ends {len(view) - done} bytes early")
+                    raise StoreError(
+                        f"{key!r} in {self.folder} ends {len(view) - done} bytes early: publish it again"
+                    )
                 done += count
         finally:
             os.close(fd)

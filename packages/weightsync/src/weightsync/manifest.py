@@ -94,15 +94,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.msgpack.encode(self)
 
     @classmethod
-    def decode(cls, data: bytes) -> Manifest:
+    def decode(cls, data: bytes, key: str = "a manifest") -> Manifest:
         try:
             form = msgspec.msgpack.decode(data, type=_Format).format
             if form > FORMAT:
-                raise BadManifest(f"manifest format {form} is newer than {FORMAT}: update weightsync on the reader")
+                raise BadManifest(f"{key}: format {form} is newer than {FORMAT}: update weightsync on the reader")
             manifest = msgspec.msgpack.decode(data, type=cls)
             plan = Plan(manifest.tensors, manifest.bucket_bytes)
         except (msgspec.DecodeError, BadTensor) as error:
-            raise BadManifest(f"manifest does not decode: {error}") from error
+            raise BadManifest(f"{key} does not decode: {error}; publish another version") from error
         if len(plan) != len(manifest.buckets):
             raise BadManifest(f"version {manifest.version}: {len(manifest.buckets)} buckets, planned {len(plan)}")
         return manifest
@@ -125,7 +125,7 @@ class Plan:
     """Where each tensor lies in the flat space, and which pieces make up each bucket."""
 
     def __init__(self, tensors: Sequence[TensorMeta], bucket_bytes: int) -> None:
-        if bucket_bytes <= 0 or bucket_bytes % ALIGNMENT:
+        if not isinstance(bucket_bytes, int) or bucket_bytes <= 0 or bucket_bytes % ALIGNMENT:
             raise BadTensor(f"bucket_bytes is {bucket_bytes}; it must be a positive multiple of {ALIGNMENT}")
         self.tensors = tensors
         self.bucket_bytes = bucket_bytes
@@ -201,8 +201,8 @@ class Plan:
 
 
 def _check(meta: TensorMeta, seen: dict[str, int], tensors: Sequence[TensorMeta]) -> None:
-    if not meta.name:
-        raise BadTensor("a tensor has an empty name")
+    if not isinstance(meta.name, str) or not meta.name:
+        raise BadTensor(f"a tensor's name is {meta.name!r}; use a text, not an empty name")
     if meta.name in seen:
         raise BadTensor(f"tensor {meta.name!r} is published twice; names must be unique")
     if meta.dtype not in ITEMSIZE:

@@ -124,6 +124,8 @@ class Publisher:
 
     async def _publish(self, version: int, named_tensors: NamedTensors, shards: Mapping[str, Shard]) -> Manifest:
         start = asyncio.get_running_loop().time()
+        if not isinstance(version, int) or version < 0:
+            raise BadConfig(f"version is {version!r}; use a number from 0 on")
         metas, tensors = describe(named_tensors, shards)
         plan = Plan(metas, self._bucket_bytes)
         index = await self._own()

@@ -103,7 +103,9 @@ class SharedMemoryStore(FileStore):
         size = os.fstat(fd).st_size
         if size < offset + buffer.size:
             os.close(fd)
-            raise StoreError(f"{key!r} in {self.folder} ends {offset + buffer.size - size} bytes early")
+            raise StoreError(
+                f"{key!r} in {self.folder} ends {offset + buffer.size - size} bytes early: publish it again"
+            )
         np.copyto(buffer, self._mappings.of(fd, size)[offset : offset + buffer.size])
 
     def _delete(self, keys: Sequence[str]) -> None:

@@ -244,7 +244,9 @@ class Subscriber:
                 await each(_IN_FLIGHT, ranges, stage)
             return self._pulled(Staged(manifest, plan, staging, loop.time() - start, fetched, ranges))
         except Missing as error:
-            raise VersionGone(f"version {version} is being removed; latest is {await self.latest()}") from error
+            raise VersionGone(
+                f"version {version} is removed, or being removed; latest is {await self.latest()} ({error})"
+            ) from error
         finally:
             await self._store.delete([held])
 
@@ -258,8 +260,9 @@ class Subscriber:
             seen = await self._store.changed(INDEX, seen)
 
     async def _manifest(self, version: int) -> Manifest | None:
-        data = await self._store.get(manifest_key(version))
-        return None if data is None else Manifest.decode(data)
+        key = manifest_key(version)
+        data = await self._store.get(key)
+        return None if data is None else Manifest.decode(data, repr(key))
 
     def _fit(self, plan: Plan) -> Staging:
         staging = self._staging

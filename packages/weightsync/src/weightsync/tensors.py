@@ -93,6 +93,8 @@ def describe(
         tied = first.setdefault(identity, name) if math.prod(shape) else name
         metas.append(TensorMeta(name, dtype, shape, "" if tied == name else tied, shards.get(name)))
         tensors.append(tensor)
+    for name in sorted(shards.keys() - {meta.name for meta in metas}):
+        raise BadTensor(f"shards has {name!r}, which is not among the tensors; take it out, or publish it")
     return tuple(metas), tensors
 
 

@@ -23,8 +23,9 @@ def open_store(url: str) -> Store:
         return MemoryStore()
     if scheme == "mooncake":
         parts = urlsplit(url)
-        if parts.hostname and parts.port:
+        host, _, port = parts.netloc.rpartition(":")
+        if host and port.isdecimal() and 0 < int(port) < 1 << 16:
             from weightsync.mooncake import MooncakeStore
 
-            return MooncakeStore(f"{parts.hostname}:{parts.port}", parts.path.strip("/") or "weights")
+            return MooncakeStore(parts.netloc, parts.path.strip("/") or "weights")
     raise BadConfig(f"store URL {url!r}: use shm:NAME, file:DIR, mooncake://HOST:PORT[/NAMESPACE] or memory:")
