@@ -379,6 +379,50 @@ def best_alpha(quick: bool) -> Iterator[Row]:
         yield beside("best alpha, 11k, 14B", "alpha", knee("rlvr-think", 16, "14B"), None, "flat in model size")
 
 
+def production(iterations: int, share: float = 1 / 6, **changes: Any) -> dict[str, Any]:
+    """The paper's production run: over 3,000 GPUs, one in six of which trains, alpha 1, a large mixture of experts,
+    prompts to 12k and responses to 46k; tasks of 1 to 48 turns.
+    """
+    trains = round(3008 * share / 8) * 8
+    profiles = {"SWE": SWE["SWE"], **AGENTIC, "Think": ("rlvr-think", 30720, 1)}
+    tree = setup(
+        "qwen3-235b-a22b",
+        "rollart",
+        [fleet("H800", 3008 - trains, 8)],
+        h800(trains),
+        profiles,
+        groups=256,
+        iterations=iterations,
+        alpha=1.0,
+        transport="store",
+        context=65536,
+    )
+    return changed(tree, rollout__concurrency=2048, **changes)
+
+
+def faults(quick: bool) -> Iterator[Row]:
+    """The production run with a lost node, a slow link and an environment storm; then with another split."""
+    n = 3 if quick else 7
+    plain = measure(production(n))
+    waits = plain.summary.parts.get("get_batch", 0.0) / plain.step_s
+    yield beside("3,008 GPUs, 1 : 5: get_batch waits, part of a step", "%", 100 * waits, (0.0, 62.0), _parts(plain))
+    middle = plain.step_s * (n - 1) / 2
+    for name, fault in (
+        ("4 nodes lost", {"kind": "node", "count": 4}),
+        ("links at a tenth", {"kind": "link", "factor": 0.1}),
+        ("environment storm", {"kind": "environments", "factor": 0.5, "slow": 4.0}),
+    ):
+        hit = measure(production(n, simulate__faults=[{**fault, "at": middle, "for_s": plain.step_s}]))
+        yield beside(f"3,008 GPUs, {name} for a step", "x slower", hit.run.elapsed_s / plain.run.elapsed_s, None)
+    splits = {
+        share: measure(production(n, share)).step_s for share in ((1 / 4,) if quick else (1 / 8, 1 / 4, 1 / 3, 1 / 2))
+    }
+    splits[1 / 6] = plain.step_s
+    best = min(splits, key=lambda share: splits[share])
+    words = ", ".join(f"{share:.0%}: {step:.0f} s" for share, step in sorted(splits.items()))
+    yield beside("3,008 GPUs, best split over 1 : 5", "x", plain.step_s / splits[best], 1.66, words)
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     "calibration": calibration,
     "main": main,
@@ -395,6 +439,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "flash_scaling": flash_scaling,
     "replication": replication,
     "best_alpha": best_alpha,
+    "faults": faults,
 }
 
 _ALFWORLD = ("alfworld", 4096, 30)

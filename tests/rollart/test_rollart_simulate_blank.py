@@ -22,8 +22,9 @@ def test_lengths_add_up_as_those_of_lists(a: int, b: int, c: int) -> None:
 
 def test_the_last_part_says_how_long_the_reply_is() -> None:
     assert (Blank(3, 5) + Blank(4, 9)).reply == 9
-    assert ([1, 2] + Blank(4, 9)).reply == 9
-    assert (Blank(4, 9) + [1]).reply == 0
+    two, one = [1, 2], [1]
+    assert (two + Blank(4, 9)).reply == 9
+    assert (Blank(4, 9) + one).reply == 0
 
 
 def test_the_proxy_takes_them_for_token_ids() -> None:

@@ -23,12 +23,12 @@ def tree(mode: str = "rollart", **simulate: Any) -> dict[str, Any]:
         "run": {"name": "small", "mode": mode, "iterations": 3},
         "tasks": {
             "Math": {"kind": "env", "env": "sim:math", "max_tokens": 2048, "max_turns": 3},
-            "Shop": {"kind": "env", "env": "sim:shop", "max_tokens": 512, "max_turns": 12},
+            "Shop": {"kind": "env", "env": "sim:shop", "max_tokens": 512, "max_turns": 6},
         },
         "generation": {"max_model_len": 16384},
         "buffer": {
-            "batch_groups": 3,
-            "group_size": 4,
+            "batch_groups": 2,
+            "group_size": 3,
             "alpha": 1.0 if mode in ("rollart", "areal") else 0.0,
             "drop_uniform": False,
         },
@@ -72,7 +72,7 @@ def test_it_leaves_what_a_real_run_leaves(tmp_path: Path) -> None:
     assert "small" in write_report([tmp_path / "run"]).read_text()
 
 
-@pytest.mark.parametrize("mode", ["rollart", "areal", "one_off", "sync_plus"])
+@pytest.mark.parametrize("mode", ["rollart", "sync_plus"])
 def test_the_same_seed_gives_the_same_rows_and_another_one_others(tmp_path: Path, mode: str) -> None:
     first, again = (run(tmp_path / name, tree(mode)) for name in ("first", "again"))
     assert first.rows == again.rows

@@ -4,7 +4,7 @@ A trajectory's seconds on an engine come from the roofline at the number of sequ
 engines share the tasks that affinity sends them. A step can take no less than the busiest class of engines, than a
 mean trajectory over the `alpha + 1` batches that are under way, and than training with the weights' way to the
 engines; `most` is the bound with the longest trajectory's tail. Invariant: more devices never make an estimate longer
-(tests/rollart/test_rollart_planner_estimate.py).
+(tests/rollart/test_rollart_planner_search.py).
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def affinities(given: Simulation, fleet: Sequence[Part]) -> list[tuple[tuple[str
 
 
 def fleets_within(catalog: Catalog, classes: Sequence[str], budget: float) -> list[dict[str, int]]:
-    """Mixtures of classes, in pairs of nodes, that cost at most `budget` H20 hours an hour, and 95 % of it at least."""
+    """Mixtures of classes, in pairs of nodes, that cost `budget` H20 hours an hour, or up to 5 % less."""
     step = 2 * _NODE
     ranges = [range(0, int(budget / catalog.device(name).cost) + 1, step) for name in classes]
     found = []

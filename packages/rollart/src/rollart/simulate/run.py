@@ -49,7 +49,6 @@ class Simulated(Struct, frozen=True, kw_only=True):
     rewards_used: float | None
     turns: int
     preemptions: int
-    router: dict[str, int]
 
 
 class NoCheckpoints(Checkpoints):
@@ -100,7 +99,6 @@ def _outcome(world: World, folder: RunFolder, elapsed: float) -> Simulated:
         rewards_used=world.rewards.used(elapsed),
         turns=sum(engine.generations for engine in world.engines),
         preemptions=sum(engine.preemptions for engine in world.engines),
-        router={},
     )
 
 

@@ -1,0 +1,109 @@
+"""The planner simulates what it proposes, compares it with what was given, and writes what can be run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from rollart.cli.main import main
+from rollart.cli.plan import parse_gpus
+from rollart.errors import ConfigError
+from rollart.planner.candidate import Candidate, Part, steps_between
+from rollart.planner.estimate import estimate
+from rollart.planner.search import Search, affinities, candidates, fleets_within, given_candidate
+from rollart.simulate.catalog import builtin
+from rollart.simulate.config import load_simulation, make_simulation
+
+TREE: dict[str, Any] = {
+    "run": {"name": "planned", "iterations": 3},
+    "tasks": {
+        "Math": {"kind": "env", "env": "sim:math", "max_tokens": 2048, "max_turns": 3},
+        "Lake": {"kind": "env", "env": "sim:lake", "max_tokens": 64, "max_turns": 12},
+    },
+    "generation": {"max_model_len": 16384},
+    "buffer": {"batch_groups": 4, "group_size": 4, "alpha": 1.0, "drop_uniform": False},
+    "eval": {"every": 100, "episodes": 2},
+    "checkpoint": {"every": 100},
+    "simulate": {
+        "model": "qwen3-8b",
+        "generation": [{"hardware": "H800", "gpus": 8}, {"hardware": "H20", "gpus": 8}],
+        "training": {"hardware": "H800", "gpus": 16},
+        "tasks": {"Math": "gem-math", "Lake": "frozenlake"},
+    },
+}
+GPUS = {"H800": 24, "H20": 8}
+
+
+def test_every_candidate_uses_the_devices_and_can_be_simulated() -> None:
+    given = make_simulation(TREE)
+    found = list(candidates(given, GPUS, (1.0, 2.0)))
+    assert len(found) == len(set(found)) > 10
+    for candidate in found:
+        assert make_simulation(candidate.tree(TREE)).gpus == GPUS
+
+
+def test_the_decode_heavy_task_moves_first() -> None:
+    moved = affinities(make_simulation(TREE), [Part("H800", 8), Part("H20", 8)])
+    assert moved == [(), (("Lake", "H800"), ("Math", "H20"))]
+
+
+def test_the_configuration_itself_is_a_candidate_that_changes_nothing() -> None:
+    given = make_simulation(TREE)
+    again = make_simulation(given_candidate(given).tree(TREE))
+    assert again.config == given.config
+    assert (again.fleets, again.gpus) == (given.fleets, given.gpus)
+
+
+def test_more_devices_never_make_an_estimate_longer() -> None:
+    steps = []
+    for gpus in (8, 16, 32, 64):
+        tree = msgspec.json.decode(msgspec.json.encode(TREE))
+        tree["simulate"]["generation"] = [{"hardware": "H800", "gpus": gpus}]
+        steps.append(estimate(make_simulation(tree)).step)
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_one_decision_after_the_other_leads_from_start_to_end() -> None:
+    start = Candidate((Part("H800", 8),), Part("H800", 16))
+    end = Candidate((Part("H800", 16),), Part("H800", 8), alpha=2.0, spare_groups=1)
+    steps = steps_between(start, end)
+    assert [name for name, _ in steps] == ["split", "alpha", "redundancy"]
+    assert steps[-1][1] == end
+
+
+def test_budgets_are_spent_and_not_passed() -> None:
+    catalog = builtin()
+    for fleet in fleets_within(catalog, ["H800", "H20"], 300.0):
+        assert 285 <= sum(catalog.device(name).cost * count for name, count in fleet.items()) <= 300
+
+
+def test_devices_are_written_as_class_and_count() -> None:
+    assert parse_gpus("h800=96,H20=32", builtin().hardware) == {"H800": 96, "H20": 32}
+    with pytest.raises(ConfigError, match="write CLASS=COUNT"):
+        parse_gpus("h900=4", builtin().hardware)
+
+
+def test_the_best_was_simulated_and_beats_or_is_the_given() -> None:
+    logging.getLogger().setLevel(logging.CRITICAL)
+    plan = Search(TREE, width=2, rounds=(3,)).plan([GPUS], keep=1)
+    assert plan.start is not None
+    assert plan.best[0].summary.step_s <= plan.start.summary.step_s
+    assert plan.considered > plan.simulated >= 3 - 1
+
+
+def test_what_cannot_hold_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="holds the model on both sides"):
+        Search(TREE).plan([{"H800": 8}])
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_configuration_that_can_be_simulated(tmp_path: Path) -> None:
+    config, out = tmp_path / "given.yaml", tmp_path / "planned.yaml"
+    config.write_text(yaml.safe_dump(TREE))
+    assert main(["plan", str(config), "--gpus", "h800=24,h20=8", "--out", str(out), "--quick"]) == 0
+    assert load_simulation(out).gpus == GPUS
