@@ -11,7 +11,7 @@ from math import ceil, floor
 from pathlib import Path
 
 from rollart.config import Config
-from rollart.config.check import least_context
+from rollart.config.check import least_context, vocabulary
 from rollart.config.tasks import AnyTask, FrozenLakeConfig
 from rollart.models.tiny import TinyQwen3
 from rollart.models.vocabulary import VOCABULARIES
@@ -65,7 +65,8 @@ def requests(config: Config) -> dict[str, tuple[list[str], float]]:
         return [preferred, *(name for name in classes if name != preferred)]
 
     asked = {f"gen-{i}": (first(name), 1.0) for i, name in enumerate(each)}
-    return asked | dict.fromkeys(("train", "environment", "reward"), (classes, 1.0))
+    ranks = [f"train-{rank}" for rank in range(config.train.processes)]
+    return asked | dict.fromkeys((*ranks, "environment", "reward"), (classes, 1.0))
 
 
 def _resources(config: Config) -> Iterator[tuple[str, str]]:
@@ -78,10 +79,11 @@ def _resources(config: Config) -> Iterator[tuple[str, str]]:
 def _processes(config: Config) -> Iterator[tuple[str, str]]:
     engine = _ENGINE_MIB + config.generation.kv_cache_mb + _model_mib(config)
     trainer = _TRAINER_MIB + 5 * _model_mib(config)
-    total = _DRIVER_MIB + _RAY_MIB + _STORES_MIB + trainer + config.generation.workers * engine
+    ranks = config.train.processes
+    total = _DRIVER_MIB + _RAY_MIB + _STORES_MIB + ranks * trainer + config.generation.workers * engine
     yield "driver", f"1, with {config.rollout.concurrency} environments at once (about {_DRIVER_MIB} MiB)"
     yield "engines", f"{config.generation.workers} vLLM (about {engine} MiB each)"
-    yield "trainer", f"1 torch (about {trainer} MiB)"
+    yield "trainer", f"{ranks} {config.train.backend} (about {trainer} MiB each)"
     yield "services", f"Ray, metadata store, weight store (about {_RAY_MIB + _STORES_MIB} MiB)"
     yield "memory", f"about {total / 1024:.1f} GiB in all"
 
@@ -135,14 +137,9 @@ def _model_bytes(config: Config) -> int:
     return 4 * tiny_parameters(config)
 
 
-def _vocabulary(config: Config) -> int:
-    lakes = all(isinstance(task, FrozenLakeConfig) for task in config.tasks.values())
-    return len(VOCABULARIES["symbols" if lakes else "bytes"])
-
-
 def tiny_parameters(config: Config) -> int:
     """Parameters of the tiny Qwen3 that the configuration describes."""
     shape = TinyQwen3(seed=0, hidden=config.model.hidden, layers=config.model.layers, heads=config.model.heads)
     attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads) + 2 * shape.head_dim
     layer = attention + 3 * shape.hidden * shape.intermediate + 2 * shape.hidden
-    return shape.layers * layer + shape.hidden + 2 * _vocabulary(config) * shape.hidden
+    return shape.layers * layer + shape.hidden + 2 * len(VOCABULARIES[vocabulary(config)]) * shape.hidden

@@ -1,14 +1,13 @@
-"""The training role: one trainer and the publisher of its weights, in one process.
+"""The training role: one rank of the trainer, and in the first one the publisher of its weights.
 
-Invariant: the weights do not change while they are published; train, publish, score and save run one after
-another (tests/rollart/test_rollart_actor_train.py).
+Invariants (tests/rollart/test_rollart_actor_train.py): the weights do not change while they are published; train,
+publish, score and save run one after another, in the same order on every rank, for all of them are collective.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollart.distributed.decorators import register
@@ -18,21 +17,30 @@ from rollart.trainers.batch import TrainBatch
 from rollart.trainers.config import TrainerConfig
 
 if TYPE_CHECKING:
-    from rollart.trainers.torch_trainer import TorchTrainer
+    from rollart.trainers.trainer import Trainer
 
 
 class ActorTrain(Worker):
     """Trains the model of a folder and publishes each version to a weight store."""
 
     def __init__(
-        self, model: str, trainer: TrainerConfig, store: str, bucket_bytes: int, keep: int, restore: str | None
+        self,
+        model: str,
+        trainer: TrainerConfig,
+        store: str,
+        bucket_bytes: int,
+        keep: int,
+        restore: str | None,
+        address: str = "",
     ) -> None:
+        """`address` is where the ranks meet, ``HOST:PORT`` of the first; one rank of the torch backend needs none."""
         self._model = model
         self._config = trainer
         self._store_url = store
         self._bucket_bytes = bucket_bytes
         self._keep = keep
         self._restore = restore
+        self._address = address
         # The trainer is not thread-safe, and publishing reads the live weights.
         self._turn = asyncio.Lock()
 
@@ -46,6 +54,8 @@ class ActorTrain(Worker):
 
     async def close(self) -> None:
         await self._store.close()
+        self._trainer.close()
+        await asyncio.to_thread(_leave)
 
     @register(mode="execute_rank_zero")
     async def held_version(self) -> int:
@@ -58,17 +68,23 @@ class ActorTrain(Worker):
         async with self._turn:
             return await asyncio.to_thread(self._trainer.train_step, batch, self._trainer.version)
 
-    @register(mode="execute_rank_zero")
-    async def publish(self, version: int) -> Push:
-        """Publish the weights, which must be those of `version`, and return once they are visible."""
+    @register(mode="execute_all")
+    async def publish(self, version: int) -> Push | None:
+        """Publish the weights, which must be those of `version`, and return once they are visible.
+
+        Each tensor is put together on its way out; the first rank publishes and tells of it.
+        """
         async with self._turn:
             if version != self._trainer.version:
                 raise ValueError(f"version {version} was asked for, the trainer holds {self._trainer.version}")
-            manifest = await self._publisher.publish(version, self._trainer.named_tensors())
+            tensors = await asyncio.to_thread(self._trainer.named_tensors)
+            if self._trainer.rank:
+                return None
+            manifest = await self._publisher.publish(version, tensors)
             last = self._publisher.pushes[-1]
             return Push(version, last.seconds, last.wire_bytes, manifest.digest)
 
-    @register(mode="execute_rank_zero")
+    @register(mode="execute_all")
     async def logprobs(
         self, prompts: list[list[int]], tokens: list[list[int]], allowed: Sequence[int] | None
     ) -> list[list[float]]:
@@ -76,20 +92,34 @@ class ActorTrain(Worker):
         async with self._turn:
             return await asyncio.to_thread(self._trainer.logprobs, prompts, tokens, allowed)
 
-    @register(mode="execute_rank_zero")
+    @register(mode="execute_all")
     async def save(self, folder: str) -> None:
         """Write weights, optimizer and version into an existing folder."""
         async with self._turn:
-            await asyncio.to_thread(lambda: self._trainer.state_dict().save(folder))
+            await asyncio.to_thread(self._trainer.save, folder)
 
-    def _load(self) -> TorchTrainer:
+    @register(mode="execute_all")
+    async def export(self, folder: str) -> None:
+        """Write a Hugging Face folder that transformers and vLLM load."""
+        async with self._turn:
+            await asyncio.to_thread(self._trainer.export, folder)
+
+    def _load(self) -> Trainer:
         import torch
 
-        from rollart.trainers.state import TrainerState
-        from rollart.trainers.torch_trainer import TorchTrainer
+        from rollart.trainers.backend import join, open_trainer
 
-        torch.set_num_threads(1)
-        trainer = TorchTrainer(self._model, self._config)
+        if self._config.device == "cpu":
+            torch.set_num_threads(1)
+        join(self._config, self.info.rank if self._config.processes > 1 else 0, self._address)
+        trainer = open_trainer(self._model, self._config)
         if self._restore is not None:
-            trainer.load_state_dict(TrainerState.load(Path(self._restore)))
+            trainer.restore(self._restore)
         return trainer
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()

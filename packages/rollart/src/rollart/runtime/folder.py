@@ -1,6 +1,6 @@
 """The run folder `runs/NAME`: what a run leaves behind, and the one process that may write to it.
 
-    config.yaml  run.json  metrics.jsonl  trace.json  tensorboard/  logs/  checkpoints/  report.html
+    config.yaml  run.json  metrics.jsonl  trace.json  tensorboard/  logs/  checkpoints/  report.html  model-final/
 
 A folder is never overwritten without being asked to, and two runs never write to one folder (an exclusive
 lock that dies with its holder). Held by tests/rollart/test_rollart_folder.py.

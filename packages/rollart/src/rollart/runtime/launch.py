@@ -8,6 +8,7 @@ tens of seconds to start. Invariant: whatever fails on the way, what had been st
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -58,8 +59,13 @@ async def launch(
             await worker.start()
             stack.push_async_callback(worker.close)
         version = (await training.held_version()) if checkpoint is not None else 0
-        trainer = TrainClient(training, setting.allowed, version)
-        yield Parts(workers=workers, trainer=trainer, watch=partial(_watch, [generation, training]))
+        trainer = TrainClient(training, setting.allowed, version, config.train.advantage)
+        yield Parts(
+            workers=workers,
+            trainer=trainer,
+            watch=partial(_watch, [generation, training]),
+            export=trainer.export,
+        )
 
 
 def _clusters(
@@ -93,13 +99,14 @@ def _clusters(
         options=msgspec.structs.replace(options, restarts=generation.restarts),
         make=partial(make_engine, settings),
     )
+    ranks = config.train.processes
     trainer = Cluster(
         ActorTrain,
         resources,
-        1,
+        ranks,
         "train",
-        request=_request(config, "train"),
-        backend="torch",
+        request=[_request(config, f"train-{rank}") for rank in range(ranks)],
+        backend=config.train.backend,
         options=options,
         model=str(setting.model),
         trainer=config.train,
@@ -107,6 +114,7 @@ def _clusters(
         bucket_bytes=int(weights.bucket_mb * MIB),
         keep=weights.keep_versions,
         restore=str(checkpoint) if checkpoint else None,
+        address=f"127.0.0.1:{_free_port()}",
     )
     return engines, trainer
 
@@ -136,3 +144,9 @@ async def _watch(clusters: Sequence[Cluster]) -> None:
     """Waits for the first worker that is dead for good, and raises its death."""
     done, _ = await asyncio.wait([cluster.died for cluster in clusters], return_when=asyncio.FIRST_COMPLETED)
     raise next(iter(done)).result()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -30,3 +30,5 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """How generations are placed; None for the configured affinity."""
     prefill_router: Router | None = None
     """The same for prefill, where that has workers of its own."""
+    export: Callable[[Path], Coroutine[Any, Any, None]] | None = None
+    """Writes the trained weights as a Hugging Face folder, where there are any."""

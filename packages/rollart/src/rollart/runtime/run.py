@@ -101,6 +101,8 @@ class Run:
                 with self._control.controller.part("checkpoint"):
                     await self._save()
         await self._save()
+        if self.finished and self._parts.export is not None:
+            await self._parts.export(self._folder.path / "model-final")
         return self.finished
 
     async def _begin(self) -> float | None:

@@ -15,7 +15,7 @@ from envmanager import Limits, MakeEnv, nonblocking
 from llmproxy import Sampling
 from rollart.chat import Codec
 from rollart.config import Config
-from rollart.config.tasks import FrozenLakeConfig
+from rollart.config.check import vocabulary
 from rollart.models import make_tiny_qwen3
 from rollart.policy import TurnSettings
 from rollart.tasks import Mixture, make_tasks, split
@@ -90,7 +90,6 @@ def prepare_model(config: Config, folder: Path) -> Path:
     if config.model.path:
         return Path(config.model.path)
     model = config.model
-    symbols = all(isinstance(task, FrozenLakeConfig) for task in config.tasks.values())
     return make_tiny_qwen3(
         folder / "model",
         config.run.seed,
@@ -98,5 +97,5 @@ def prepare_model(config: Config, folder: Path) -> Path:
         layers=model.layers,
         heads=model.heads,
         max_length=max(1024, config.generation.max_model_len),
-        vocabulary="symbols" if symbols else "bytes",
+        vocabulary=vocabulary(config),
     )
