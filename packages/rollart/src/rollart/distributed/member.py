@@ -27,6 +27,8 @@ from rollart.distributed.worker import Layout, Worker, WorkerInfo
 # Calls beyond this many at one worker wait at their sender.
 _CONCURRENCY = 1000
 _WATCH = "watch"
+# Ray's words for it; there is no field.
+_NODE_DIED = "node has died"
 
 
 class ActorOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +230,9 @@ class Member:
             except WorkerDied as error:
                 died = error
             booted = False
+            if self._elsewhere is not None and _NODE_DIED in died.reason:
+                # Its binding is about to be lost, and this task cancelled by the move that follows.
+                await asyncio.sleep(self._options.start_timeout)
             self.restarts += 1
             if restarts:
                 restarts -= 1
