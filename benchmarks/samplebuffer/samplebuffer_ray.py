@@ -137,7 +137,7 @@ def main() -> None:
     deadline = float("inf")
     for turn in range(-1, 3 if quick else 7):  # the first warms up
         if turn == 0:
-            deadline = time.monotonic() + (100 if quick else 400)
+            deadline = time.monotonic() + (100 if quick else 300)
         for case in cases:
             for system, runner in runners.items():
                 for name, job in case.jobs(system).items():
