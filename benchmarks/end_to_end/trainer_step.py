@@ -106,7 +106,7 @@ class BareLoop:
             per_token = -torch.minimum(ratio * advantages, clipped) - bounds.entropy_coef * entropy
             loss = per_token.sum() / tokens
             loss.backward()
-            total += float(loss)
+            total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CONFIG.grad_clip)
         self.optimizer.step()
         return total
