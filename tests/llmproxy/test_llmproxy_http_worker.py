@@ -187,6 +187,23 @@ async def test_4xx_is_the_callers() -> None:
         await proxy.close()
 
 
+@pytest.mark.parametrize(("code", "raised"), [(400, InvalidRequest), (500, WorkerLost)])
+async def test_an_error_in_a_stream(code: int, raised: type[Exception]) -> None:
+    class Late(StandIn):
+        async def answer(self, method, path, headers, body, writer) -> bool:
+            if path != "/inference/v1/generate":
+                return await super().answer(method, path, headers, body, writer)
+            send_head(writer)
+            send_event(writer, {"error": {"message": "token id 5000 is out", "param": "token_ids", "code": code}})
+            send_event(writer, b"[DONE]")
+            writer.write(b"0\r\n\r\n")
+            return True
+
+    async with working(Late()) as worker:
+        with pytest.raises(raised, match="token id 5000 is out"):
+            await worker.generate(REQUEST)
+
+
 async def test_a_server_that_falls_silent_is_noticed_and_what_runs_there_moves() -> None:
     class Silent(StandIn):
         def __init__(self, delay: float) -> None:

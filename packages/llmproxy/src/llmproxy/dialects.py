@@ -16,14 +16,14 @@ from .values import Sampling
 
 
 class Told(Struct):
-    """What an answer has told so far: `runs` are (version, start, end) in the server's words."""
+    """What an answer has told so far. `runs` are (version, start, end) and `error` is one, in the server's words."""
 
     token_ids: list[int] = []
     logprobs: list[float] = []
     runs: list[tuple[str, int, int]] = []
     finish: str = ""
     cached: int = 0
-    error: str = ""
+    error: Any = None
 
 
 class Control(NamedTuple):
@@ -112,7 +112,7 @@ class _Usage(Struct):
 class _VLLMEvent(Struct):
     choices: list[_VLLMChoice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 class VLLM:
@@ -151,8 +151,7 @@ class VLLM:
 
     def hear(self, event: bytes, told: Told) -> None:
         heard = self._decode(event)
-        if heard.error is not None:
-            told.error = bytes(heard.error).decode()
+        told.error = heard.error or told.error
         if heard.usage is not None and heard.usage.prompt_tokens_details is not None:
             told.cached = heard.usage.prompt_tokens_details.cached_tokens or 0
         for choice in heard.choices:
@@ -199,7 +198,7 @@ class _OpenAIChoice(Struct):
 class _OpenAIEvent(Struct):
     choices: list[_OpenAIChoice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 class OpenAI:
@@ -235,8 +234,7 @@ class OpenAI:
 
     def hear(self, event: bytes, told: Told) -> None:
         heard = self._decode(event)
-        if heard.error is not None:
-            told.error = bytes(heard.error).decode()
+        told.error = heard.error or told.error
         for choice in heard.choices:
             logprobs = choice.logprobs or _OpenAILogprobs()
             ids = choice.token_ids
@@ -275,7 +273,7 @@ class _Meta(Struct, frozen=True):
 
 class _SGLangEvent(Struct):
     meta_info: _Meta = _Meta()
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 class SGLang:
@@ -310,8 +308,8 @@ class SGLang:
 
     def hear(self, event: bytes, told: Told) -> None:
         heard = self._decode(event)
-        if heard.error is not None:
-            told.error = bytes(heard.error).decode()
+        told.error = heard.error or told.error
+        if told.error:
             return
         meta, before = heard.meta_info, len(told.token_ids)
         told.logprobs = [entry[0] for entry in meta.output_token_logprobs]  # each event tells all from the first
