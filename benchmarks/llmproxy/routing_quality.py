@@ -6,9 +6,8 @@ The fleet has H800 and H20 workers with an 8-billion-parameter model each, by ro
 trajectories of five tasks that differ in turns, observation and generation lengths and in how long their environments
 take; a fixed number runs at a time, as in a rollout, and the next one starts when one ends. Every policy gets the
 same trajectories; what it decides is where each turn runs. Ours learns the classes; it is compared with its own form
-that is given them, too. The real proxy routes; a run is over when the last
-trajectory is. A ratio above 1 says how many times longer the peer's makespan is, or how many times larger our share
-of context tokens found in a cache.
+that is given them, too. The real proxy routes; a run is over when the last trajectory is. A ratio above 1 says how
+many times longer the peer's makespan is, or how many times larger our share of context tokens found in a cache.
 """
 
 from __future__ import annotations
