@@ -62,5 +62,17 @@ class Stream:
             self.done.set_result(None)
 
     @property
-    def text(self) -> bytes:
-        return self._rest
+    def refused(self) -> tuple[int, bytes]:
+        """The server's 4xx, also one that it found out after the head was sent, and what it said; else (0, b"")."""
+        if 400 <= self.status < 500:
+            return self.status, self._rest
+        error = self.told.error
+        code = error.get("code") if isinstance(error, dict) else 0
+        return (code, msgspec.json.encode(error)) if isinstance(code, int) and 400 <= code < 500 else (0, b"")
+
+    @property
+    def failure(self) -> str:
+        """Why the answer is not whole; empty when it is."""
+        if self.lost or self.told.error:
+            return self.lost or f"told an error: {self.told.error}"
+        return "" if self.status == 200 else f"answered {self.status}"

@@ -283,22 +283,15 @@ class HTTPWorker:
 
     def _answer(self, request: GenerateRequest, stream: Stream) -> GenerateResult | Partial:
         told = stream.told
-        if 400 <= stream.status < 500:
-            raise callers_error(stream.status, stream.text)
-        if isinstance(told.error, dict) and 400 <= (told.error.get("code") or 0) < 500:
-            raise callers_error(
-                told.error["code"], msgspec.json.encode(told.error)
-            )  # found out after the head was sent
+        code, said = stream.refused
+        if code:
+            raise callers_error(code, said)
         if len(told.logprobs) != len(told.token_ids):
             raise WorkerLost(self.id, f"told {len(told.logprobs)} log-probabilities of {len(told.token_ids)} tokens")
         whole = extend_partial(request, told.token_ids, told.logprobs, self._spans(told))
         if stream.interrupted and told.finish not in _ENDS:
             return whole
-        if (
-            reason := stream.lost
-            or (told.error and f"told an error: {told.error}")
-            or (f"answered {stream.status}" if stream.status != 200 else "")
-        ):
+        if reason := stream.failure:
             raise WorkerLost(self.id, reason, whole)
         if (end := _ENDS.get(told.finish)) is None:
             if told.finish == "abort":
