@@ -6,10 +6,12 @@ import hashlib
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollart.models import make_tiny_qwen3
-from rollart.models.vocabulary import SYMBOLS
+from rollart.models.vocabulary import SYMBOLS, VOCABULARIES, write_tokenizer
 from rollart.tasks.frozenlake import FrozenLakeTask
 
 
@@ -65,3 +67,17 @@ def test_transformers_loads_it_in_float32(model):
 def test_unknown_shape_is_refused(tmp_path):
     with pytest.raises(TypeError, match="hiden"):
         make_tiny_qwen3(tmp_path / "m", 0, hiden=3)
+
+
+@pytest.fixture(scope="module")
+def speaks_bytes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bytes")
+    write_tokenizer(folder, "bytes")
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=50))
+def test_bytes_carry_any_text(speaks_bytes, text: str) -> None:
+    tokenizer = speaks_bytes
+    assert len(tokenizer) == len(VOCABULARIES["bytes"]) == 264
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)) == text

@@ -19,7 +19,9 @@ SYMBOLS = ("<pad>", "<eos>", "S", "F", "H", "G", "P", "\n", ">", "L", "D", "R", 
 def _byte_level() -> tuple[str, ...]:
     from tokenizers.pre_tokenizers import ByteLevel
 
-    return (*sorted(ByteLevel.alphabet()), "<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    # Spares make the size divisible by 8, so that the output layer can be cut over as many ranks.
+    spares = (f"<|spare_{number}|>" for number in range(5))
+    return (*sorted(ByteLevel.alphabet()), "<|endoftext|>", "<|im_start|>", "<|im_end|>", *spares)
 
 
 VOCABULARIES: dict[str, tuple[str, ...]] = {"symbols": SYMBOLS, "bytes": _byte_level()}
