@@ -25,6 +25,7 @@ class Slot:
         "context_limit",
         "hardware",
         "id",
+        "reserved",
         "role",
         "running",
         "serving",
@@ -40,6 +41,7 @@ class Slot:
         self.context_limit = worker.context_limit
         self.serving = False
         self.charged = 0
+        self.reserved = 0  # of `charged`, for requests that are still prefilled elsewhere
         self.running = 0
         self.strikes = 0  # how often it was fenced since it last finished a request
         self._backlog = worker.backlog if isinstance(worker, Reports) else None
@@ -47,7 +49,7 @@ class Slot:
     @property
     def load(self) -> int:
         """Tokens."""
-        return self.charged if self._backlog is None else self._backlog()
+        return self.charged if self._backlog is None else self._backlog() + self.reserved
 
     def charge(self, tokens: int) -> None:
         self.charged += tokens

@@ -139,6 +139,7 @@ class Ledger:
             entry.prefill_worker = prefill.id
             entry.prefill_charged = len(entry.request.context)
             prefill.charge(entry.prefill_charged)
+            slot.reserved += entry.charged
         self._enter(entry, "dispatched")
 
     def prefilled(self, entry: Entry, handoff: Handoff, now: float) -> None:
@@ -175,6 +176,8 @@ class Ledger:
 
     def _free_prefill(self, entry: Entry) -> None:
         if entry.prefill_slot is not None:
+            assert entry.slot is not None
+            entry.slot.reserved -= entry.charged
             entry.prefill_slot.release(entry.prefill_charged)
             entry.prefill_slot = None
 

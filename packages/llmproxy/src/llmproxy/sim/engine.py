@@ -108,9 +108,7 @@ class Engine:
         self._cache: OrderedDict[Hashable, int] = OrderedDict()
         self._cached = 0
         self._pace: Pace | None = None
-        self._plan: tuple[float, Event] | None = (
-            None  # what happens next by itself and when, while nothing intervenes
-        )
+        self._plan: tuple[float, Event] | None = None  # when and what happens next, while nothing intervenes
 
     # What happens to jobs.
 
@@ -125,6 +123,7 @@ class Engine:
         self._wire_free = max(self.at, self._wire_free) + self._speed.transfer(tokens)
         self._serial += 1
         heapq.heappush(self._arriving, (self._wire_free, self._serial, job))
+        self._queued += job.held
         self._plan = None
 
     def drop(self, job: Job) -> None:
@@ -145,6 +144,7 @@ class Engine:
         else:
             self._arriving = [item for item in self._arriving if item[2] is not job]
             heapq.heapify(self._arriving)
+            self._queued -= job.held
 
     def restart(self, jobs: list[Job]) -> None:
         """All caches are dropped: what is kept is prefilled again, in this order."""
@@ -219,7 +219,7 @@ class Engine:
 
     @property
     def queued(self) -> int:
-        """Tokens of contexts whose prefill has not ended."""
+        """Tokens of contexts that are not here yet, neither computed nor brought."""
         return self._queued
 
     def settle(self, job: Job) -> None:
@@ -374,6 +374,7 @@ class Engine:
     def _arrived(self, job: Job) -> None:
         handoff = job.request.handoff
         assert handoff is not None and handoff.version == self.version  # never tokens from a cache of other weights
+        self._queued -= job.held
         taken = handoff.params["source"].taken(handoff.params["key"])
         room = self._capacity - self.resident - self._reserved()
         if not taken:
