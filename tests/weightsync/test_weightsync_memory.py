@@ -107,7 +107,7 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture(params=["file", "mooncake"])
+@pytest.fixture(params=["file", pytest.param("mooncake", marks=pytest.mark.slow)])
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
     if request.param == "file":
         yield f"file:{tmp_path}/store"

@@ -74,3 +74,16 @@ async def test_any_history_of_versions(
     assert await loaded(late, versions - 1) == expected
     await follower.close()
     await late.close()
+
+
+@pytest.mark.parametrize("encoding", ["full", "delta"])
+async def test_copies_have_the_digest_of_views(encoding: Literal["full", "delta"]) -> None:
+    """Padding is zero in memory that was used for another bucket, too."""
+    rng = np.random.default_rng(0)
+    contiguous = {f"w{size}": rng.integers(1, 256, size, dtype=np.uint8) for size in (128, 500, 33, 250, 65, 127, 9)}
+    strided = {name: np.repeat(array, 2)[::2] for name, array in contiguous.items()}
+    found = []
+    for weights in (contiguous, strided):
+        publisher = Publisher(MemoryStore(), bucket_bytes=256, encoding=encoding)
+        found.append([(await publisher.publish(version, weights)).digest for version in range(2)])
+    assert found[0] == found[1] and len(set(found[0])) == 1
