@@ -18,7 +18,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-import async_solipsism
 from msgspec import Struct
 from rich.console import Console
 
@@ -31,6 +30,7 @@ from rollart.runtime.checkpoint import Checkpoints, RunState
 from rollart.runtime.folder import RunFolder
 from rollart.runtime.run import Run
 from rollart.simulate.build import World, make_world
+from rollart.simulate.clock import VirtualLoop
 from rollart.simulate.config import Simulation
 from rollart.simulate.errors import Broken
 from rollart.simulate.faults import happen
@@ -62,7 +62,7 @@ class NoCheckpoints(Checkpoints):
 def simulate(simulation: Simulation, folder: RunFolder, dashboard: Dashboard | None = None) -> Simulated:
     """Run it to the end in a folder that was created; raises what ends it early, and Broken."""
     folder.checkpoints = NoCheckpoints(folder.path / "checkpoints")
-    with _few_collections(), asyncio.Runner(loop_factory=async_solipsism.EventLoop) as runner:
+    with _few_collections(), asyncio.Runner(loop_factory=VirtualLoop) as runner:
         simulated = runner.run(_simulate(simulation, folder, dashboard or Dashboard(Console(file=StringIO()))))
     check_rows(simulation, simulated.rows)
     return simulated
@@ -134,7 +134,6 @@ def _info(simulation: Simulation) -> RunInfo:
 def _few_collections() -> Iterator[None]:
     """The garbage collector looks at all objects again and again, and a simulation has few cycles."""
     before = gc.get_threshold()
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     try:
