@@ -217,7 +217,7 @@ class VLLMWorker:
         if not self._paused:
             with self._calling() as engine:
                 for id in list(self._taking):
-                    collector = self._collectors[id]
+                    collector = self._collectors.get(id)
                     if collector is None or not self._vllm.has_tokens(engine, collector):
                         await self.interrupt(id)  # the cache it waits for is of the old weights
                 await engine.pause_generation(mode="keep", clear_cache=True)
