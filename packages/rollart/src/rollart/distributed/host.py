@@ -1,7 +1,7 @@
 """What runs in a worker's process: the Ray actor around the user's Worker.
 
 Invariants (tests/rollart/test_rollart_distributed_cluster.py):
-- plain methods never block the event loop, so that the process goes on answering
+- plain methods of a worker that has async ones never block the event loop, so that the process goes on answering
   (test_plain_methods_run_in_one_thread);
 - everything that the process and its children print is in its own log file (test_death_brings_the_last_log_lines).
 """
@@ -14,8 +14,7 @@ import gc
 import inspect
 import os
 import sys
-import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -35,8 +34,10 @@ class Identity(msgspec.Struct, frozen=True):
     layout: Layout
 
 
-class _Hosted:
-    """The worker in its process, and what it was made with."""
+class Host:
+    """Makes the worker, sets it up, and calls its methods: async ones on the loop, plain ones in a thread beside it;
+    where there are plain ones only, on the loop as well, for nobody waits for it.
+    """
 
     def __init__(self, worker_cls: type[Worker], info: WorkerInfo, init: Mapping[str, Any], log: str | None) -> None:
         if log is not None:
@@ -44,14 +45,7 @@ class _Hosted:
         self._worker = worker_cls.__new__(worker_cls)
         self._worker.info = info
         self._init = dict(init)
-
-
-class Host(_Hosted):
-    """Calls the methods of a worker that has async ones: these on the loop, plain ones in a thread."""
-
-    def __init__(self, worker_cls: type[Worker], info: WorkerInfo, init: Mapping[str, Any], log: str | None) -> None:
-        super().__init__(worker_cls, info, init, log)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=info.name)
+        self._thread = None if is_plain(worker_cls) else ThreadPoolExecutor(1, thread_name_prefix=info.name)
         marks = marked_methods(worker_cls).values()
         self._serverless = {m.serverless.attr: _function(m.serverless.url) for m in marks if m.serverless}
         for attr, function in self._serverless.items():
@@ -61,10 +55,11 @@ class Host(_Hosted):
 
     async def setup(self) -> Identity:
         """Make the worker and set it up."""
-        _before_imports()
+        gc.disable()  # nearly all that imports make is kept; searching it for garbage takes a fifth of their time
         await self._run(partial(self._worker.__init__, **self._init))  # type: ignore[misc]
         await self._run(self._worker.setup)
-        _after_imports()
+        gc.freeze()
+        gc.enable()
         return Identity(os.getpid(), self._worker.layout)
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -99,56 +94,35 @@ class Host(_Hosted):
         sys.stdout.flush()
 
     async def _run(self, function: Callable[[], Any]) -> Any:
-        """Call a plain function in the worker's thread, an async one here; what it gives may be awaitable, too."""
+        """What a plain function gives may be awaitable, too."""
         try:
             if inspect.iscoroutinefunction(function):
                 return await function()
-            result = await asyncio.get_running_loop().run_in_executor(self._thread, function)
+            if self._thread is None:
+                result = function()
+            else:
+                result = await asyncio.get_running_loop().run_in_executor(self._thread, function)
             return await result if inspect.isawaitable(result) else result
         except Exception as error:
             raise carried(error) from None
 
 
-class PlainHost(_Hosted):
-    """Calls the methods of a worker that has plain ones only: on the actor's own thread, without a loop between."""
-
-    def setup(self) -> Identity:
-        """Make the worker and set it up."""
-        _before_imports()
-        _run(partial(self._worker.__init__, **self._init))  # type: ignore[misc]
-        _run(self._worker.setup)
-        _after_imports()
-        return Identity(os.getpid(), self._worker.layout)
-
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return _run(partial(getattr(self._worker, method), *args, **kwargs))
-
-    def watch(self) -> None:
-        """Never returns, in a thread of its own: see `Host.watch`."""
-        threading.Event().wait()
-
-    def drain(self) -> None:
-        """Calls are served one by one, so those before this one have ended."""
-
-    def close(self) -> None:
-        _run(self._worker.close)
-        sys.stdout.flush()
-
-
 def is_plain(worker_cls: type[Worker]) -> bool:
-    """Whether nothing of a worker is async, so that its calls need no loop, nor a thread beside it."""
+    """Whether nothing of a worker is async."""
     marks = marked_methods(worker_cls)
     is_async = any(inspect.iscoroutinefunction(getattr(worker_cls, name)) for name in [*marks, "setup", "close"])
     return not is_async and not any(m.serverless for m in marks.values())
 
 
-def host_of(worker_cls: type[Worker]) -> type[Host] | type[PlainHost]:
+def host_of(worker_cls: type[Worker]) -> type[Host]:
     """The host of a class. Decorated methods are methods of the actor, too: a name that travels as one more argument
     would cost a tenth of each call.
     """
-    base = PlainHost if is_plain(worker_cls) else Host
-    methods = {own(name): _serving(name, getattr(worker_cls, name), base) for name in marked_methods(worker_cls)}
-    return type(worker_cls.__name__, (base,), methods)
+    plain, methods = is_plain(worker_cls), {}
+    for name in marked_methods(worker_cls):
+        threaded = not plain and not inspect.iscoroutinefunction(getattr(worker_cls, name))
+        methods[own(name)] = _serving(name, threaded)
+    return type(worker_cls.__name__, (Host,), methods)
 
 
 def own(name: str) -> str:
@@ -156,49 +130,19 @@ def own(name: str) -> str:
     return f"call_{name}"
 
 
-def _serving(name: str, function: Callable[..., Any], host: type[Host] | type[PlainHost]) -> Callable[..., Any]:
-    if host is PlainHost:
-
-        def plain(self: PlainHost, *args: Any, **kwargs: Any) -> Any:
-            return self.call(name, *args, **kwargs)
-
-        return plain
-    if not inspect.iscoroutinefunction(function):
-
-        async def threaded(self: Host, *args: Any, **kwargs: Any) -> Any:
-            return await self.call(name, *args, **kwargs)
-
-        return threaded
+def _serving(name: str, threaded: bool) -> Callable[..., Any]:
+    async def beside(self: Host, *args: Any, **kwargs: Any) -> Any:
+        return await self.call(name, *args, **kwargs)
 
     async def direct(self: Host, *args: Any, **kwargs: Any) -> Any:
         with self.counted():
             try:
-                return await getattr(self._worker, name)(*args, **kwargs)
+                result = getattr(self._worker, name)(*args, **kwargs)
+                return await result if inspect.isawaitable(result) else result
             except Exception as error:
                 raise carried(error) from None
 
-    return direct
-
-
-def _run(function: Callable[[], Any]) -> Any:
-    try:
-        result = function()
-        return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-    except Exception as error:
-        raise carried(error) from None
-
-
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result
-
-
-def _before_imports() -> None:
-    gc.disable()  # nearly all that imports make is kept; searching it for garbage takes a fifth of their time
-
-
-def _after_imports() -> None:
-    gc.freeze()
-    gc.enable()
+    return beside if threaded else direct
 
 
 def _function(url: str) -> Any:

@@ -26,7 +26,6 @@ from rollart.distributed.worker import Layout, Worker, WorkerInfo
 
 # Calls beyond this many at one worker wait at their sender.
 _CONCURRENCY = 1000
-_WATCH = "watch"
 # Ray's words for it; there is no field.
 _NODE_DIED = "node has died"
 
@@ -200,21 +199,15 @@ class Member:
     def _spawn(self) -> Any:
         import ray
 
-        from rollart.distributed.host import host_of, is_plain, own
+        from rollart.distributed.host import host_of, own
 
         name = f"{self.info.name}.{self.restarts}" if self.restarts else self.info.name
         place = self._options.place(self.info) if self._options.place else {}
-        common: dict[str, Any] = {"name": name, "runtime_env": {"env_vars": dict(self._options.env)}}
-        host = host_of(self._worker_cls)
-        plain = is_plain(self._worker_cls)
-        if plain:  # the watch must not take the one thread of its calls
-            actor_cls = ray.remote(concurrency_groups={_WATCH: 1})(host)
-        else:
-            actor_cls = ray.remote(max_concurrency=_CONCURRENCY)(host)
-        actor = actor_cls.options(**{"num_cpus": self._options.cpus, **place, **common})
+        common = {"name": name, "max_concurrency": _CONCURRENCY, "runtime_env": {"env_vars": dict(self._options.env)}}
+        host = ray.remote(host_of(self._worker_cls))
+        actor = host.options(**{"num_cpus": self._options.cpus, **place, **common})
         handle = actor.remote(self._worker_cls, self.info, self._init, str(self._log) if self._log else None)
         self._methods = {name: getattr(handle, own(name)).remote for name in marked_methods(self._worker_cls)}
-        self._watch_call = (handle.watch.options(concurrency_group=_WATCH) if plain else handle.watch).remote
         return handle
 
     async def _supervise(self, booted: bool) -> None:
@@ -256,7 +249,7 @@ class Member:
         import ray
 
         try:
-            await self._watch_call()
+            await self._handle.watch.remote()
         except ray.exceptions.RayError as error:
             return self._lost(error)
         raise AssertionError("a worker's watch returned")
