@@ -13,6 +13,10 @@ from openenv.core.generic_client import GenericEnvClient
 
 
 async def main(url: str, count: int, turns: int) -> None:
+    warm = GenericEnvClient(base_url=url)  # the server's and our first request import
+    await warm.connect()
+    await warm.reset(seed=0)
+    await warm.close()
     starts, sessions = [], []
     for n in range(count):
         began = time.perf_counter()

@@ -36,7 +36,7 @@ sys.path.insert(0, str(ROOT))
 from tests.envmanager import peers  # noqa: E402
 
 QUICK = "--quick" in sys.argv
-COUNT, TURNS, ROUNDS, SERVERS = (16, 50, 1, 2) if QUICK else (64, 100, 3, 4)
+COUNT, TURNS, ROUNDS, SERVERS = (16, 50, 1, 1) if QUICK else (64, 100, 3, 2)
 TARGETS = {
     "trivial": "_trivial:trivial",
     "FrozenLake": f"gymnasium:FrozenLake-v1?is_slippery=false&max_episode_steps={TURNS}",
@@ -71,11 +71,11 @@ def cpu_s(pids: list[int]) -> float:
 
 async def ours(target: str) -> Measured:
     loop = asyncio.get_running_loop()
-    async with SubprocessBackend(target) as backend:
+    async with SubprocessBackend(target, reuse=False) as backend:
         starts, envs = [], []
         warm = backend("warm")  # the nursery's own start is not an environment's, no more than the server's is
         await warm.reset(seed=0)
-        await warm._pool.give_back(warm._process, False)
+        await warm.close()
         for n in range(COUNT):
             began = loop.time()
             envs.append(backend(str(n)))
@@ -132,13 +132,11 @@ def client(url: str, count: int, turns: int) -> dict[str, Any]:
     return said
 
 
-def openenv(target: str) -> Measured:
-    with server(target) as (url, pid, _):
-        client(url, 1, 2)  # its first request imports
-        used = cpu_s([pid])
-        said = client(url, COUNT, TURNS)
-        server_cpu, steps = cpu_s([pid]) - used, COUNT * (TURNS - 1)
-        return Measured(said["starts"], said["rate"], (server_cpu + said["cpu"]) / steps * 1e6)
+def openenv(url: str, pid: int) -> Measured:
+    used = cpu_s([pid])
+    said = client(url, COUNT, TURNS)
+    server_cpu, steps = cpu_s([pid]) - used, COUNT * (TURNS - 1)
+    return Measured(said["starts"], said["rate"], (server_cpu + said["cpu"]) / steps * 1e6)
 
 
 def own_server(target: str) -> float:
@@ -163,9 +161,8 @@ def row(metric: str, unit: str, mine: list[float], theirs: list[float], peer: st
 
 
 def compared(name: str, target: str) -> list[Row]:
-    pairs = []
-    for _ in range(ROUNDS):
-        pairs.append((asyncio.run(ours(target)), openenv(target)))
+    with server(target) as (url, pid, _):
+        pairs = [(asyncio.run(ours(target)), openenv(url, pid)) for _ in range(ROUNDS)]
     servers = [own_server(target) for _ in range(SERVERS)]
     p50 = [(statistics.median(mine.starts), statistics.median(theirs.starts)) for mine, theirs in pairs]
     mine_p50, theirs_p50 = [list(side) for side in zip(*p50, strict=True)]

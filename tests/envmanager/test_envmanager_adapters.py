@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from envmanager import Action, EnvManager, Episode, Limits, UnknownEnv, collect
@@ -138,6 +139,43 @@ async def test_textworld_keeps_the_contract(game, kind):
     await keeps_the_contract(f"textworld:{file}?max_steps=8")
     out = await EnvManager(named(f"textworld:{file}?max_steps=3"), Says(*["look"] * 9)).run("k", 0)
     assert (out.reward, out.outcome.kind, len(out.turns)) == (0.0, "truncated", 3)
+
+
+ROOMS = {
+    "pddl_domain": """(define (domain rooms)
+      (:requirements :strips :typing)
+      (:types room item)
+      (:predicates (at ?r - room) (in ?i - item ?r - room) (held ?i - item) (door ?a - room ?b - room))
+      (:action goto :parameters (?a - room ?b - room)
+       :precondition (and (at ?a) (door ?a ?b)) :effect (and (at ?b) (not (at ?a))))
+      (:action take :parameters (?i - item ?r - room)
+       :precondition (and (at ?r) (in ?i ?r)) :effect (and (held ?i) (not (in ?i ?r)))))""",
+    "pddl_problem": """(define (problem fetch) (:domain rooms)
+      (:objects hall - room kitchen - room apple - item)
+      (:init (at hall) (in apple kitchen) (door hall kitchen) (door kitchen hall))
+      (:goal (and (held apple))))""",
+    "grammar": """grammar :: \"\"\"
+{"intro": [{"rhs": "Fetch the apple."}], "goto.feedback": [{"rhs": "You are in the {b.name}."}],
+ "take.feedback": [{"rhs": "You take the {i.name}."}]}
+\"\"\";
+
+action goto { template :: "go to {b}"; feedback :: "#goto.feedback#"; }
+action take { template :: "take {i}"; feedback :: "#take.feedback#"; }
+""",
+}
+
+
+# TextWorld leaves the file that it has read to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+async def test_textworld_in_alfworlds_format(tmp_path):
+    pytest.importorskip("fast_downward", reason="textworld's extra `pddl` is not installed")
+    file = tmp_path / "house.tw-pddl"
+    file.write_bytes(msgspec.json.encode(ROOMS))
+    played = await EnvManager(named(f"textworld:{file}"), Says("dance", "go to kitchen", "take apple")).run("k", 0)
+    told = [turn.observation for turn in played.turns]
+    assert told == ["Fetch the apple.", "Nothing happens.", "You are in the kitchen."]
+    assert (played.reward, played.outcome.kind) == (1.0, "terminated")
+    await keeps_the_contract(f"textworld:{file}?max_steps=8")
 
 
 async def test_textworld_plays_the_file_that_a_key_names(game):

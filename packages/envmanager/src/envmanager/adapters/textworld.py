@@ -1,10 +1,11 @@
 """TextWorld's game files (`textworld:FILE`): made by `tw-make` (.z8, or .json without a compiler), or ALFWorld's
-(.tw-pddl, which need textworld's own extra `pddl`). Needs the extra `textworld`.
+(.tw-pddl). Needs the extra `textworld`.
 
 Invariant: an episode's rewards sum to the share of the game's score that was won
 (test_envmanager_adapters.py::test_textworld_is_won_by_its_walkthrough).
 """
 
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from envmanager.errors import UnknownEnv
 
 # Jericho knows no scores of games that TextWorld made; TextWorld adds them itself.
 warnings.filterwarnings("ignore", message=".*is not fully supported")
+# TextWorld's parsers and grammars keep state outside their games; games themselves take milliseconds.
+ONE_AT_A_TIME = threading.Lock()
 KINDS = (".z8", ".json", ".tw-pddl")
 
 
@@ -28,19 +31,22 @@ class TextWorldEnv:
         infos = library.EnvInfos(
             feedback=True, admissible_commands=True, won=True, lost=True, score=True, max_score=True
         )
-        self._env = library.start(file, infos)
+        with ONE_AT_A_TIME:
+            self._env = library.start(file, infos)
         self._max_steps = max_steps
         self._steps = 0
         self._score = 0.0
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        self._env.seed(seed)
-        state = self._env.reset()
+        with ONE_AT_A_TIME:
+            self._env.seed(seed)
+            state = self._env.reset()
         self._steps, self._score = 0, 0.0
         return str(state["feedback"]).strip(), self._told(state)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        state, score, done = self._env.step(action.strip())
+        with ONE_AT_A_TIME:
+            state, score, done = self._env.step(action.strip())
         self._steps += 1
         share = float(score) / (state.get("max_score") or 1)
         gained, self._score = share - self._score, share
