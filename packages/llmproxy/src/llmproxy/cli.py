@@ -34,7 +34,7 @@ To try it, without an engine:
 
 With vLLM, and weights that a trainer writes to /checkpoints/1, /checkpoints/2, ...:
 
-  VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --port 8101
+  VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out --port 8101
   llmproxy serve --worker http://127.0.0.1:8101,hardware=H800 --weights '/checkpoints/{version}'
   curl -X POST 127.0.0.1:8000/admin/suspend
   curl -X POST 127.0.0.1:8000/admin/update -d '{"version": 1}'
