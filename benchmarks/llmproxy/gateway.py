@@ -116,7 +116,7 @@ def main() -> None:
                 row = Row(metric="cpu_us_per_request_c64", unit="us", ours=None, peer=name, spread=str(error))
                 missing.append(row)
         rounds(routers, workers[0], files, 1, 1)  # warms up
-        values = rounds(routers, workers[0], files, *((2, 1) if quick else (4, 3)))
+        values = rounds(routers, workers[0], files, *((2, 1) if quick else (3, 2)))
     write(Path(__file__), rows(values) + missing, quick)
 
 
