@@ -12,7 +12,7 @@ pytest.importorskip("kubernetes", reason="the extra `kubernetes` is not installe
 
 from envmanager import Evicted, ImagePullFailed, NodeLost, PodDied, PodLost
 from envmanager.backends.cluster import Object
-from envmanager.backends.pods import Pods, loss_of, waits_for
+from envmanager.backends.pods import Pod, Pods, loss_of, waits_for
 
 
 def seen(name: str = "p", deleted: bool = False, **status: Any) -> Object:
@@ -117,7 +117,7 @@ events = st.lists(
 def test_a_lost_pod_stays_lost(events):
     async def scenario() -> None:
         pods = Pods()
-        held = {}
+        held: dict[str, Pod] = {}
         for name, phase in events:
             pod = held[name] = pods.expect(name) if phase != "DELETED" else held.get(name, pods.expect(name))
             lost = pod.lost.done()
