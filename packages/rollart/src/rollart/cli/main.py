@@ -102,9 +102,12 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         help="run a configuration on simulated devices, in virtual time",
         description="Run the control plane as it is against simulated devices. Overrides: simulate.model=qwen3-14b",
     )
-    simulate.add_argument("config", type=Path, help="a YAML file, e.g. examples/simulate_small.yaml")
+    simulate.add_argument("config", type=Path, nargs="?", help="a YAML file, e.g. examples/simulate_small.yaml")
     simulate.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides such as buffer.alpha=2")
     simulate.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
+    simulate.add_argument(
+        "--calibrate", type=Path, metavar="RUN", help="fit the world to a real run, and simulate that"
+    )
     simulate.set_defaults(command=_simulate)
     plan = commands.add_parser(
         "plan",

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import time
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
 from rollart.cli.train import log_to
+from rollart.errors import ConfigError
 from rollart.observe.dashboard import Dashboard
 from rollart.report import write_report
 from rollart.runtime.folder import RunFolder
+from rollart.simulate.calibrate import calibrate
 from rollart.simulate.config import Simulation, load_simulation
 from rollart.simulate.run import Simulated, simulate
 from rollart.simulate.summary import Summary, summarize
@@ -19,8 +22,13 @@ from rollart.simulate.summary import Summary, summarize
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate a configuration. Returns the exit status."""
-    simulation = load_simulation(arguments.config, arguments.overrides)
     console = Console()
+    if arguments.calibrate is not None:
+        simulation = _calibrated(arguments, console)
+    elif arguments.config is not None:
+        simulation = load_simulation(arguments.config, arguments.overrides)
+    else:
+        raise ConfigError("CONFIG", None, "name a YAML file, or a run with --calibrate RUN")
     folder = RunFolder.of(simulation.config)
     folder.create(simulation.config, overwrite=arguments.overwrite)
     try:
@@ -34,6 +42,16 @@ def run(arguments: argparse.Namespace) -> int:
     _show(console, simulation, simulated, summarize(simulation, simulated), seconds)
     console.print(f"report: {write_report([folder.path])}", soft_wrap=True)
     return 0
+
+
+def _calibrated(arguments: argparse.Namespace, console: Console) -> Simulation:
+    """The world of a real run, written beside it, and the run's own configuration with overrides in that world."""
+    words = [str(arguments.config)] if arguments.config is not None else []
+    path = arguments.calibrate / "calibrated.yaml"
+    path.write_text(yaml.safe_dump(calibrate(arguments.calibrate), sort_keys=False), encoding="utf-8")
+    console.print(f"fitted: {path}", soft_wrap=True)
+    name = f"{arguments.calibrate.resolve().name}-simulated"
+    return load_simulation(path, [f"run.name={name}", *words, *arguments.overrides])
 
 
 def _show(console: Console, simulation: Simulation, simulated: Simulated, summary: Summary, seconds: float) -> None:

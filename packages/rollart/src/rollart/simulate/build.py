@@ -182,7 +182,8 @@ def trainer_rates(simulation: Simulation) -> Rates:
     if training.shared:
         parallel = simulation.fleets[0].tensor_parallel
         swap = swap_seconds(simulation.shape, training.gpus, parallel, hardware.host_gbs * 1e9)
-    return Rates(flops=training.gpus * hardware.tflops * 1e12 * constants.training, swap_s=swap)
+    flops = training.gpus * hardware.tflops * 1e12 * constants.training
+    return Rates(flops=flops, swap_s=swap, step_s=training.step_s)
 
 
 def _trainer(simulation: Simulation, push: Link | None) -> SimTrainer:

@@ -64,6 +64,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reset_fail_s: Spread = Spread()
     step_fails: float = 0.0
     success: float = 0.5
+    uniform: float = 0.0
     trace: str = ""
     """A file of recorded episodes, one JSON object a line, to draw from instead."""
 

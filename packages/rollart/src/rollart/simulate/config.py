@@ -57,6 +57,8 @@ class TrainingConfig(_Section, frozen=True):
     proximal: bool = True
     recompute: bool = True
     """Activations are computed again for the gradient, as 32k contexts need."""
+    step_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Seconds of a train step that do not depend on its batch."""
 
 
 class RewardsConfig(_Section, frozen=True):

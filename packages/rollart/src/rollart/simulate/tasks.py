@@ -67,7 +67,7 @@ class ProfileEnv:
     """One episode."""
 
     blocking = False
-    __slots__ = ("_draw", "_instance", "_left", "_profile", "_random", "_scale", "_weather", "task")
+    __slots__ = ("_draw", "_instance", "_left", "_profile", "_random", "_reward", "_scale", "_weather", "task")
 
     def __init__(
         self,
@@ -78,9 +78,11 @@ class ProfileEnv:
         random: Random,
         scale: float,
         instance: int,
+        reward: float | None,
     ) -> None:
-        """`scale` is how much longer than others the replies to this instance are."""
+        """`scale` is how much longer than others the replies to this instance are, `reward` what its members get."""
         self.task = task
+        self._reward = reward
         self._instance = instance
         self._profile = profile
         self._draw = draw
@@ -106,7 +108,9 @@ class ProfileEnv:
         if self._profile.step_fails and random.random() < self._profile.step_fails:
             raise InfrastructureError("the environment was lost")
         self._left -= 1
-        reward = float(not self._left and random.random() < self._profile.success)
+        reward = float(random.random() < self._profile.success) if self._reward is None else self._reward
+        if self._left:
+            reward = 0.0
         return self._shown(self._draw.observation(random)), reward, not self._left, False, {}
 
     def _shown(self, tokens: float) -> str:
@@ -196,11 +200,13 @@ class ProfileTask:
         random = Random(f"{self._seed}/{self._name}/{key}/{number}")
         if self._episodes:
             return RecordedEnv(self._name, random.choice(self._episodes), self._weather)
-        scale, sigma = 1.0, self._draw.sigma
-        if sigma:
-            scale = exp(Random(f"{self._seed}/{self._name}/{key}").gauss(-sigma * sigma / 2, sigma))
+        profile, sigma = self._profile, self._draw.sigma
+        shared = Random(f"{self._seed}/{self._name}/{key}")
+        scale = exp(shared.gauss(-sigma * sigma / 2, sigma)) if sigma else 1.0
+        alike = profile.uniform and shared.random() < profile.uniform
+        reward = float(shared.random() < profile.success) if alike else None
         instance = crc32(f"{self._name}/{key}".encode())
-        return ProfileEnv(self._name, self._profile, self._draw, self._weather, random, scale, instance)
+        return ProfileEnv(self._name, profile, self._draw, self._weather, random, scale, instance, reward)
 
     async def reward(self, trajectory: Trajectory) -> float:
         """What the environment paid, after the time that scoring takes."""
