@@ -7,6 +7,7 @@ A batch of the RollArt paper is counted in trajectories: its characterization (a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from _paper import (
     fleet,
     h800,
     measure,
+    rounds_seconds,
     setup,
 )
 
@@ -30,6 +32,7 @@ from rollart.simulate.spread import Spread
 
 Experiment = Callable[[bool], Iterator[Row]]
 MODES = ("sync", "sync_plus", "one_off", "areal", "rollart")
+BASE = {"RLVR": ("rlvr-base", 30720, 1)}
 MATH = {"GEM-math": AGENTIC["GEM-math"]}
 
 
@@ -81,8 +84,10 @@ def mode_setup(model: str, mode: str, iterations: int = 8) -> dict[str, Any]:
     return changed(tree, rollout__concurrency=512)
 
 
-def main(quick: bool) -> Iterator[Row]:
+def main(model: str, quick: bool) -> Iterator[Row]:
     """Step time and throughput of the five modes."""
+    if quick and model != "8B":
+        return
     published = {
         ("sync_plus", "sync"): (1.40, 2.40),
         ("one_off", "sync_plus"): (1.31, 1.47),
@@ -90,18 +95,16 @@ def main(quick: bool) -> Iterator[Row]:
         ("rollart", "areal"): (1.22, 1.36),
         ("rollart", "sync"): (2.65, 4.58),
     }
-    for model in ("8B",) if quick else PARALLEL:
-        runs = {mode: measure(mode_setup(model, mode, 5 if quick else 8)) for mode in MODES}
-        for mode, run in runs.items():
-            yield beside(f"{model} {mode}: step time", "s", run.step_s, None, _parts(run))
-        for (better, worse), value in published.items():
-            ratio = runs[better].summary.tokens_per_s / runs[worse].summary.tokens_per_s
-            yield beside(f"{model} throughput, {better} over {worse}", "x", ratio, value)
-        if model == "32B":
-            for mode, value in (("sync_plus", 2.05), ("one_off", 1.35), ("areal", 1.31)):
-                yield beside(
-                    f"32B step time, {mode} over rollart", "x", runs[mode].step_s / runs["rollart"].step_s, value
-                )
+    runs = {mode: measure(mode_setup(model, mode, 4 if quick else 8)) for mode in MODES}
+    for mode, run in runs.items():
+        yield beside(f"{model} {mode}: step time", "s", run.step_s, None, _parts(run))
+    for (better, worse), value in published.items():
+        yield beside(f"{model} throughput, {better} over {worse}", "x", _gain(runs[better], runs[worse]), value)
+    if model == "32B":
+        for mode, ratio in (("sync_plus", 2.05), ("one_off", 1.35), ("areal", 1.31)):
+            yield beside(
+                f"32B step time, {mode} over rollart", "x", runs[mode].step_s / runs["rollart"].step_s, ratio
+            )
 
 
 def scaling(quick: bool) -> Iterator[Row]:
@@ -333,27 +336,24 @@ def flash_scaling(quick: bool) -> Iterator[Row]:
 
 def replication(quick: bool) -> Iterator[Row]:
     """ROLL Flash: members of a group as independent requests, over a group as one request to one engine."""
-    cases = ((16, 16, 89.0 / 1, 162 / 83), (32, 16, 0.0, 116 / 89), (64, 16, 0.0, 149 / 81), (16, 64, 0.0, 1.84))
-    for groups, size, _, published in (cases[0], cases[3]) if quick else cases:
-        base = setup(
-            "8B", "sync_plus", [fleet("H800", 8)], h800(8), {"RLVR": ("rlvr-base", 30720, 1)},
-            groups=groups, size=32 if (groups, size) == (16, 16) else size, iterations=4,
-        )  # fmt: skip
+    cases = ((32, 16, 116 / 89), (64, 16, 149 / 81), (16, 32, 162 / 83), (16, 64, 1.84))
+    for groups, size, published in cases[1:2] if quick else cases:
+        base = setup("8B", "sync_plus", [fleet("H800", 8)], h800(8), BASE, groups=groups, size=size, iterations=4)
         runs = [measure(changed(base, simulate__placement=how)) for how in ("group", "trajectory")]
-        size = base["buffer"]["group_size"]
         yield beside(f"prompt replication, {groups} x {size}", "x", runs[0].rollout_s / runs[1].rollout_s, published)
 
 
 def queue_scheduling(quick: bool) -> Iterator[Row]:
-    """ROLL Flash: dynamic filtering of 8 prompts x 8; each prompt refilled at once, over rounds that end together."""
-    tree = setup(
-        "8B", "sync_plus", [fleet("H800", 8)], h800(8), {"RLVR": ("rlvr-base", 30720, 1)},
-        groups=8, iterations=5 if quick else 12,
-    )  # fmt: skip
-    filtered = changed(tree, buffer__drop_uniform=True, simulate__success=0.1)
-    queued = measure(changed(filtered, buffer__spare_groups=16))
-    rounds = measure(changed(filtered, simulate__rounds=True))
-    yield beside("queue scheduling with filtering, over rounds", "x", rounds.rollout_s / queued.rollout_s, 125 / 37)
+    """ROLL Flash: batches of 8 prompts x 8 with dynamic filtering. Rounds of 8 prompts, each waited for, until 8 are
+    kept; or 8 prompts and 16 more under way at once, each replaced the moment it is filtered.
+    """
+    batches = 3 if quick else 10
+    tree = setup("8B", "sync_plus", [fleet("H800", 8)], h800(8), BASE, groups=8, iterations=batches + 3)
+    profile = msgspec.to_builtins(msgspec.structs.replace(builtin().profile("rlvr-base"), uniform=0.6))
+    filtered = changed(tree, buffer__drop_uniform=True, simulate__tasks={"RLVR": profile})
+    queued = measure(changed(filtered, buffer__spare_groups=16)).rollout_s
+    ratio = rounds_seconds(filtered, wanted=8, batches=batches) / queued
+    yield beside("queue scheduling with filtering, over rounds", "x", ratio, 125 / 37, f"{queued:.0f} s a batch")
 
 
 def best_alpha(quick: bool) -> Iterator[Row]:
@@ -379,44 +379,45 @@ def best_alpha(quick: bool) -> Iterator[Row]:
         yield beside("best alpha, 11k, 14B", "alpha", knee("rlvr-think", 16, "14B"), None, "flat in model size")
 
 
-def production(iterations: int, share: float = 1 / 6, **changes: Any) -> dict[str, Any]:
+def production(iterations: int, share: float = 1 / 6, groups: int = 256, **changes: Any) -> dict[str, Any]:
     """The paper's production run: over 3,000 GPUs, one in six of which trains, alpha 1, a large mixture of experts,
     prompts to 12k and responses to 46k; tasks of 1 to 48 turns.
     """
     trains = round(3008 * share / 8) * 8
-    profiles = {"SWE": SWE["SWE"], **AGENTIC, "Think": ("rlvr-think", 30720, 1)}
+    profiles = {**SWE, **AGENTIC, "Think": ("rlvr-think", 30720, 1)}
     tree = setup(
         "qwen3-235b-a22b",
         "rollart",
         [fleet("H800", 3008 - trains, 8)],
         h800(trains),
         profiles,
-        groups=256,
+        groups=groups,
         iterations=iterations,
         alpha=1.0,
         transport="store",
         context=65536,
     )
-    return changed(tree, rollout__concurrency=2048, **changes)
+    return changed(tree, rollout__concurrency=8 * groups, **changes)
 
 
 def faults(quick: bool) -> Iterator[Row]:
-    """The production run with a lost node, a slow link and an environment storm; then with another split."""
-    n = 3 if quick else 7
-    plain = measure(production(n))
+    """The production run with lost nodes, slow links and an environment storm; then with another split."""
+    n, groups = (3, 64) if quick else (6, 256)
+    plain = measure(production(n, groups=groups))
     waits = plain.summary.parts.get("get_batch", 0.0) / plain.step_s
     yield beside("3,008 GPUs, 1 : 5: get_batch waits, part of a step", "%", 100 * waits, (0.0, 62.0), _parts(plain))
-    middle = plain.step_s * (n - 1) / 2
-    for name, fault in (
-        ("4 nodes lost", {"kind": "node", "count": 4}),
-        ("links at a tenth", {"kind": "link", "factor": 0.1}),
-        ("environment storm", {"kind": "environments", "factor": 0.5, "slow": 4.0}),
-    ):
-        hit = measure(production(n, simulate__faults=[{**fault, "at": middle, "for_s": plain.step_s}]))
-        yield beside(f"3,008 GPUs, {name} for a step", "x slower", hit.run.elapsed_s / plain.run.elapsed_s, None)
-    splits = {
-        share: measure(production(n, share)).step_s for share in ((1 / 4,) if quick else (1 / 8, 1 / 4, 1 / 3, 1 / 2))
+    cases = {
+        "4 nodes lost": {"kind": "node", "count": 4},
+        "links at a tenth": {"kind": "link", "factor": 0.1},
+        "environment storm": {"kind": "environments", "factor": 0.5, "slow": 4.0},
     }
+    for name, fault in list(cases.items())[: 1 if quick else 3]:
+        timed = [{**fault, "at": plain.step_s * n / 2, "for_s": plain.step_s}]
+        hit = measure(production(n, groups=groups, simulate__faults=timed))
+        yield beside(f"3,008 GPUs, {name} for a step", "x slower", hit.run.elapsed_s / plain.run.elapsed_s, None)
+    if quick:
+        return
+    splits = {share: measure(production(n, share)).step_s for share in (1 / 8, 1 / 4, 1 / 3, 1 / 2)}
     splits[1 / 6] = plain.step_s
     best = min(splits, key=lambda share: splits[share])
     words = ", ".join(f"{share:.0%}: {step:.0f} s" for share, step in sorted(splits.items()))
@@ -425,7 +426,9 @@ def faults(quick: bool) -> Iterator[Row]:
 
 EXPERIMENTS: dict[str, Experiment] = {
     "calibration": calibration,
-    "main": main,
+    "main_8B": partial(main, "8B"),
+    "main_14B": partial(main, "14B"),
+    "main_32B": partial(main, "32B"),
     "scaling": scaling,
     "affinity": affinity,
     "latency": latency,
@@ -438,6 +441,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "serverless": serverless,
     "flash_scaling": flash_scaling,
     "replication": replication,
+    "queue_scheduling": queue_scheduling,
     "best_alpha": best_alpha,
     "faults": faults,
 }

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import tempfile
 import time
 from collections.abc import Mapping
 from copy import deepcopy
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from envmanager import collect
+from llmproxy import LLMProxy
+from rollart.policy import TokenPolicy
 from rollart.runtime.folder import RunFolder
+from rollart.simulate.build import make_world
+from rollart.simulate.clock import VirtualLoop
 from rollart.simulate.config import make_simulation
 from rollart.simulate.run import Simulated, simulate
 from rollart.simulate.summary import Summary, summarize
@@ -145,6 +152,31 @@ def measure(tree: dict[str, Any]) -> Measured:
             folder.close()
         _SEEN[key] = Measured(summarize(simulation, run), run, time.process_time() - start)
     return _SEEN[key]
+
+
+def rounds_seconds(tree: dict[str, Any], *, wanted: int, batches: int) -> float:
+    """Seconds of a batch when `wanted` prompts are generated, waited for and filtered, until so many are kept."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(_rounds(tree, wanted, batches)) / batches
+
+
+async def _rounds(tree: dict[str, Any], wanted: int, batches: int) -> float:
+    simulation = make_simulation(tree)
+    world = make_world(simulation)
+    setting, size = world.setting, simulation.config.buffer.group_size
+    proxy = LLMProxy(world.engines, router=world.parts().router, version=0)
+    policy = TokenPolicy(proxy, setting.settings, prefix="round-", observe=lambda *_: None)
+    keys = setting.train_keys()
+    for _ in range(batches):
+        kept = 0
+        while kept < wanted:
+            asked = list(islice(keys, wanted))
+            played = await collect(
+                setting.make_env, policy, asked, group_size=size, reward=setting.tasks.reward, limits=setting.limits
+            )
+            kept += sum(len({each.reward for each in group.trajectories}) > 1 for group in played.groups)
+    await proxy.close()
+    return asyncio.get_running_loop().time()
 
 
 def fleet(hardware: str, gpus: int, parallel: int = 1, role: str = "both") -> dict[str, Any]:

@@ -5,7 +5,7 @@ packages/rollart/src/rollart/simulate/data/calibration.yaml says, and are the sa
 
     python benchmarks/end_to_end/paper.py                   everything
     python benchmarks/end_to_end/paper.py --quick           a small part of each experiment, under three minutes
-    python benchmarks/end_to_end/paper.py --only main,pd    some of them; the others' rows are kept
+    python benchmarks/end_to_end/paper.py --only main_8B,weights    some of them; the others' rows are kept
     python benchmarks/end_to_end/paper.py --plots FOLDER    where to draw (default: not at all)
 """
 
