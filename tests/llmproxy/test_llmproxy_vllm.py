@@ -183,6 +183,16 @@ async def test_nothing_stays_in_the_engine(proxy: LLMProxy, worker: VLLMWorker, 
     assert proxy.stats().workers[0].charged == 0
 
 
+async def test_the_backlog_is_known_at_once_and_falls_with_every_token(proxy: LLMProxy, worker: VLLMWorker) -> None:
+    task = asyncio.create_task(proxy.generate(GenerateRequest("t", [3] * 100, 200, sampling=FREE)))
+    await asyncio.sleep(0)
+    assert worker.backlog() == 300
+    await proxy.generate(GenerateRequest("pace", [9, 9], 20, sampling=FREE))
+    assert 100 < worker.backlog() < 200
+    await task
+    assert worker.backlog() == 0
+
+
 async def test_a_request_that_reaches_a_paused_engine_waits_for_the_update(
     fleet: Fleet, proxy: LLMProxy, worker: VLLMWorker
 ) -> None:

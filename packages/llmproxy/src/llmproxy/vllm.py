@@ -106,6 +106,7 @@ class VLLMWorker:
         self._engine: Any = None
         self._reaper: subprocess.Popen[bytes] | None = None
         self._collectors: dict[str, Any] = {}
+        self._asked: dict[str, int] = {}  # the longest context of each request
         self._interrupting: set[str] = set()
         self._taking: set[str] = set()  # requests that came with a handoff
         self._params: dict[tuple[Sampling, int], Any] = {}
@@ -166,9 +167,12 @@ class VLLMWorker:
             await engine.notify_kv_transfer_request_rejected(uuid4().hex, handoff.params)
 
     def backlog(self) -> int:
-        if self._engine is None:
-            return 0
-        return sum(self._vllm.tokens_left(self._engine, one) for one in self._collectors.values() if one is not None)
+        """Counted from the call of generate on, though the engine may not have taken the request yet."""
+        return sum(
+            self._asked[id] if collector is None else self._vllm.tokens_left(self._engine, collector)
+            for id, collector in self._collectors.items()
+            if self._engine is not None
+        )
 
     async def _run(self, request: GenerateRequest, ask: dict[str, Any] | None = None) -> tuple[Any, bool]:
         """The engine's last output for the request, and whether an interrupt ended it."""
@@ -180,6 +184,7 @@ class VLLMWorker:
         prompt = self._vllm.tokens_input(request.context)
         if request.handoff is not None:
             self._taking.add(id)
+        self._asked[id] = request.tokens
         self._collectors[id] = collector = None
         try:
             self._collectors[id] = collector = await engine.add_request(id, prompt, params)
@@ -195,7 +200,7 @@ class VLLMWorker:
         except self._vllm.VLLMValidationError as error:
             raise InvalidRequest(error.parameter or "request", str(error), "what the engine takes") from error
         finally:
-            del self._collectors[id]
+            del self._collectors[id], self._asked[id]
             self._taking.discard(id)
             interrupted = id in self._interrupting
             self._interrupting.discard(id)
