@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -90,10 +91,18 @@ async def test_a_daemon_ends_with_its_sandbox():
         await env.reset(seed=0)
         started = f"subprocess.Popen(['setsid', 'sleep', '{mark}']).pid"
         assert int((await env.step(started))[0]) > 0
-        assert running(mark)
+        assert becomes(mark, True)
         await env.close()
-        assert not running(mark)
+        assert becomes(mark, False)
     assert backend.stats().started == backend.stats().ended == 1
+
+
+def becomes(mark: str, there: bool) -> bool:
+    """A process shows its words only once it has become what it is to be, and may be ended a moment later."""
+    until = time.monotonic() + 20
+    while running(mark) != there and time.monotonic() < until:
+        time.sleep(0.01)
+    return running(mark) == there
 
 
 def running(mark: str) -> bool:
