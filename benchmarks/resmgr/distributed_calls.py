@@ -46,6 +46,12 @@ class Ours(Worker):
         return value
 
 
+class Plain(Worker):
+    @register("round_robin")
+    def plain(self, value: int) -> int:
+        return value
+
+
 class Bare:
     async def echo(self, value: int) -> int:
         return value
@@ -114,8 +120,11 @@ async def measure() -> list[Row]:
             found = await side_by_side(cluster.echo, lambda n: echo.echo.remote(n), CALLS, lambda n: n)
             rows += rows_of("a call of an async method", found, "bare Ray actor")
             found = await side_by_side(cluster.plain, lambda n: plain.plain.remote(n), CALLS, lambda n: n)
-            rows += rows_of("a call of a plain method", found, "bare Ray actor")
+            rows += rows_of("a call of a plain method, beside async ones", found, "bare Ray actor without async ones")
             ray.kill(echo)
+        async with Cluster(Plain, size=1, role="plain") as cluster:
+            found = await side_by_side(cluster.plain, lambda n: plain.plain.remote(n), CALLS, lambda n: n)
+            rows += rows_of("a call of a plain method", found, "bare Ray actor")
             ray.kill(plain)
         async with Cluster(Ours, size=FAN, role="many") as cluster:
             many = [ray.remote(Bare).options(num_cpus=0.05, max_concurrency=1000).remote() for _ in range(FAN)]
