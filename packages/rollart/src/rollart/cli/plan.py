@@ -15,8 +15,6 @@ from rollart.errors import ConfigError
 from rollart.planner.search import Judged, Plan, Search, fleets_within
 from rollart.simulate.config import make_simulation, read_tree
 
-_ROUNDS = {"quick": (3, 5), "normal": (4, 6, 9)}
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, print, and write the best configuration. Returns the exit status."""
@@ -31,8 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
         fleets = [parse_gpus(arguments.gpus, given.catalog.hardware)]
     search = Search(
         tree,
-        width=6 if arguments.quick else 12,
-        rounds=_ROUNDS["quick" if arguments.quick else "normal"],
+        width=5 if arguments.quick else 10,
+        rounds=(5,) if arguments.quick else (5, 8),
         tell=lambda text: console.print(text, highlight=False, soft_wrap=True),
     )
     plan = search.plan(fleets)

@@ -59,12 +59,14 @@ class Search:
         self,
         tree: Mapping[str, Any],
         *,
-        width: int = 12,
-        rounds: Sequence[int] = (4, 6, 9),
+        width: int = 10,
+        rounds: Sequence[int] = (5, 8),
         alphas: Sequence[float] | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`width` candidates are simulated in the first of `rounds`, which are numbers of iterations."""
+        """`width` candidates are simulated in the first of `rounds`, which are numbers of iterations: the first fill
+        empty queues and say little.
+        """
         self._tree = tree
         self._width = width
         self._rounds = rounds
@@ -210,14 +212,9 @@ def _part(given: Simulation, hardware: str, gpus: int) -> Part | None:
 
 
 def _spread(ranked: Sequence[Candidate], width: int) -> list[Candidate]:
-    """The best, but no more than three of one split: the closed form is least sure of what it ranks alike."""
-    seen: dict[tuple[Part, ...], int] = {}
-    chosen = []
+    """The best of each split, then each one's second best, and so on: within a split the closed form tells little."""
+    rounds: dict[tuple[Part, ...], list[Candidate]] = {}
     for candidate in ranked:
-        split = (candidate.training, *candidate.generation)
-        seen[split] = seen.get(split, 0) + 1
-        if seen[split] <= 3:
-            chosen.append(candidate)
-        if len(chosen) == width:
-            break
-    return chosen
+        rounds.setdefault((candidate.training, *candidate.generation), []).append(candidate)
+    columns = itertools.zip_longest(*rounds.values())
+    return [candidate for column in columns for candidate in column if candidate is not None][:width]
