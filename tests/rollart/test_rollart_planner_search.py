@@ -101,7 +101,6 @@ def test_what_cannot_hold_the_model_is_refused() -> None:
         Search(TREE).plan([{"H800": 8}])
 
 
-@pytest.mark.slow
 def test_the_command_writes_a_configuration_that_can_be_simulated(tmp_path: Path) -> None:
     config, out = tmp_path / "given.yaml", tmp_path / "planned.yaml"
     config.write_text(yaml.safe_dump(TREE))

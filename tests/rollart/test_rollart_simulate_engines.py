@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
-import async_solipsism
 import pytest
 
 from llmproxy import GenerateRequest
 from llmproxy.sim import Roofline
 from rollart.simulate.blank import Blank
 from rollart.simulate.catalog import builtin
+from rollart.simulate.clock import VirtualLoop
 from rollart.simulate.engines import Generator, Node
 from rollart.simulate.links import Link
 
 
 def virtual(work):
-    with asyncio.Runner(loop_factory=async_solipsism.EventLoop) as runner:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
 
 

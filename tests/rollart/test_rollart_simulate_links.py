@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-import async_solipsism
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollart.simulate.clock import VirtualLoop
 from rollart.simulate.links import Link
 
 
 def virtual(work):
-    with asyncio.Runner(loop_factory=async_solipsism.EventLoop) as runner:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import async_solipsism
 import pytest
 
+from rollart.simulate.clock import VirtualLoop
 from rollart.simulate.rewards import Dedicated, Serverless
 
 
@@ -17,7 +17,7 @@ async def scored(rewards, seconds: float, calls: int) -> tuple[float, float]:
 
 
 def virtual(work):
-    with asyncio.Runner(loop_factory=async_solipsism.EventLoop) as runner:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
 
 

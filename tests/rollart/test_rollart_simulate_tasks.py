@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import async_solipsism
 import msgspec
 import pytest
 
 from envmanager import InfrastructureError
 from rollart.simulate.blank import Blank
 from rollart.simulate.catalog import Profile, builtin
+from rollart.simulate.clock import VirtualLoop
 from rollart.simulate.rewards import Inline
 from rollart.simulate.spread import Spread
 from rollart.simulate.tasks import Counted, ProfileTask, Recorded, Weather
@@ -40,7 +40,7 @@ def played(subject: ProfileTask, key: str) -> tuple[list[Any], float]:
             if ended:
                 return seen, asyncio.get_running_loop().time()
 
-    with asyncio.Runner(loop_factory=async_solipsism.EventLoop) as runner:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(play())
 
 
