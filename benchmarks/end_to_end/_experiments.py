@@ -95,7 +95,7 @@ def main(model: str, quick: bool) -> Iterator[Row]:
         ("rollart", "areal"): (1.22, 1.36),
         ("rollart", "sync"): (2.65, 4.58),
     }
-    runs = {mode: measure(mode_setup(model, mode, 4 if quick else 8)) for mode in MODES}
+    runs = {mode: measure(mode_setup(model, mode, 4 if quick else 6)) for mode in MODES}
     for mode, run in runs.items():
         yield beside(f"{model} {mode}: step time", "s", run.step_s, None, _parts(run))
     for (better, worse), value in published.items():
@@ -110,7 +110,7 @@ def main(model: str, quick: bool) -> Iterator[Row]:
 def scaling(quick: bool) -> Iterator[Row]:
     """RollArt over Sync+ on 64, 96 and 128 H800, 14B, no affinity."""
     for gpus in (64,) if quick else (64, 96, 128):
-        n = 5 if quick else 7
+        n = 5 if quick else 6
         plus = setup(
             "14B", "sync_plus", [fleet("H800", gpus, 2)], h800(gpus, shared=True), AGENTIC, groups=64, iterations=n
         )
@@ -147,7 +147,7 @@ def affinity(quick: bool) -> Iterator[Row]:
                 h800(32),
                 profiles,
                 groups=64,
-                iterations=5 if quick else 7,
+                iterations=5 if quick else 6,
                 alpha=1.0,
                 transport="store",
                 affinity=moved,
@@ -211,7 +211,7 @@ def alphas(quick: bool) -> Iterator[Row]:
     for model, published in (("8B", 1.22), ("14B", 1.17), ("32B", 1.14))[: 1 if quick else 3]:
         runs = {}
         for alpha in (1.0, 2.0) if quick else (1.0, 2.0, 4.0, 6.0):
-            tree = mode_setup(model, "rollart", 5 if quick else 7)
+            tree = mode_setup(model, "rollart", 5 if quick else 6)
             runs[alpha] = measure(
                 changed(tree, buffer__alpha=alpha, rollout__concurrency=round(512 * (1 + alpha) / 2))
             )
@@ -231,8 +231,8 @@ def weights(quick: bool) -> Iterator[Row]:
         yield beside(f"{model} accumulated pull", "s", run.pull_s, pull, "held out")
         yield beside(f"{model} exposed pull", "s", run.exposed_s, exposed, "held out" if model == "14B" else "fitted")
         if not quick:
-            naive = measure(changed(mode_setup(model, "rollart", 7), simulate__transport="broadcast"))
-            ours = measure(mode_setup(model, "rollart", 7))
+            naive = measure(changed(mode_setup(model, "rollart", 6), simulate__transport="broadcast"))
+            ours = measure(mode_setup(model, "rollart", 6))
             yield beside(
                 f"{model} asynchronous transfer over broadcast, end to end", "x", _gain(ours, naive), (1.10, 1.16)
             )
@@ -402,7 +402,7 @@ def production(iterations: int, share: float = 1 / 6, groups: int = 256, **chang
 
 def faults(quick: bool) -> Iterator[Row]:
     """The production run with lost nodes, slow links and an environment storm; then with another split."""
-    n, groups = (3, 64) if quick else (6, 256)
+    n, groups = (3, 64) if quick else (5, 256)
     plain = measure(production(n, groups=groups))
     waits = plain.summary.parts.get("get_batch", 0.0) / plain.step_s
     yield beside("3,008 GPUs, 1 : 5: get_batch waits, part of a step", "%", 100 * waits, (0.0, 62.0), _parts(plain))
@@ -417,7 +417,7 @@ def faults(quick: bool) -> Iterator[Row]:
         yield beside(f"3,008 GPUs, {name} for a step", "x slower", hit.run.elapsed_s / plain.run.elapsed_s, None)
     if quick:
         return
-    splits = {share: measure(production(n, share)).step_s for share in (1 / 8, 1 / 4, 1 / 3, 1 / 2)}
+    splits = {share: measure(production(n, share)).step_s for share in (1 / 4, 1 / 3, 1 / 2)}
     splits[1 / 6] = plain.step_s
     best = min(splits, key=lambda share: splits[share])
     words = ", ".join(f"{share:.0%}: {step:.0f} s" for share, step in sorted(splits.items()))

@@ -15,7 +15,6 @@ from math import sqrt
 from msgspec import Struct
 
 from llmproxy.sim import Roofline
-from rollart.planner.bounds import Load, async_step, best_share
 from rollart.simulate.build import speed_of, trainer_rates
 from rollart.simulate.catalog import GIB, Profile
 from rollart.simulate.config import FleetConfig, Simulation
@@ -147,23 +146,6 @@ def weights_seconds(simulation: Simulation) -> float:
     if simulation.world.transport == "broadcast":
         return constants.broadcast_start_s + size / constants.broadcast_gibs
     return size / constants.push_gibs + size / constants.pull_gibs + size / constants.load_gibs
-
-
-def share_of_training(simulation: Simulation) -> float:
-    """The share of all devices that should train by the closed form, devices taken for equal in what they do best."""
-    found = estimate(simulation)
-    generating = sum(fleet.gpus for fleet in simulation.fleets)
-    workers = generating + simulation.training.gpus
-    load = Load(
-        workers=workers,
-        samples=simulation.batch,
-        mean=max(found.generate, found.latency) * generating / simulation.batch,
-        longest=found.tail * (1 + simulation.config.buffer.alpha),
-        train=found.train * simulation.training.gpus / simulation.batch,
-    )
-    share = best_share(load, simulation.config.buffer.alpha)
-    assert async_step(load, simulation.config.buffer.alpha, share) > 0
-    return share
 
 
 def _by_class(simulation: Simulation) -> dict[str, list[FleetConfig]]:
