@@ -56,6 +56,7 @@ ensure_package() {
 
 ensure_uv
 ensure_package libibverbs1=libibverbs.so.1 "without it weights go through shared memory instead of Mooncake"
+ensure_package bubblewrap=/usr/bin/bwrap "without it the tests of sandboxed environments are skipped, and swe: tasks refuse to run"
 if [ "${1:-}" = --browser ]; then
     ensure_package chromium=/usr/bin/chromium "without it the tests that open the report are skipped"
 fi

@@ -1,5 +1,5 @@
 """TextWorld's game files (`textworld:FILE`): made by `tw-make` (.z8, or .json without a compiler), or ALFWorld's
-(.tw-pddl). Needs the extra `textworld`.
+(.tw-pddl, with the extra `alfworld`). Needs the extra `textworld`.
 
 Invariant: an episode's rewards sum to the share of the game's score that was won
 (test_envmanager_adapters.py::test_textworld_is_won_by_its_walkthrough).
