@@ -18,10 +18,11 @@ from typing import Any
 
 from _runs import CLOSING, ROOT, measure, number, parts, write
 
+from rollart.config import load
 from rollart.observe.metrics import read_metrics
 from rollart.runtime.folder import RunFolder
 from rollart.simulate.calibrate import calibrate
-from rollart.simulate.config import load, make_simulation
+from rollart.simulate.config import make_simulation
 from rollart.simulate.run import simulate
 
 CONFIG = ROOT / "examples" / "frozenlake.yaml"

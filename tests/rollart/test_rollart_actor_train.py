@@ -38,6 +38,7 @@ async def test_it_publishes_what_it_trained(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="version 2 was asked for, the trainer holds 1"):
         await actor.publish(2)
     push = await actor.publish(1)
+    assert push is not None
     store = open_store(f"file:{tmp_path / 'store'}")
     subscriber = Subscriber(store)
     loaded: dict[str, bytes] = {}
@@ -56,6 +57,7 @@ async def test_a_publication_and_a_train_step_take_turns(tmp_path: Path) -> None
     actor = await started(tmp_path)
     await actor.train_step(batch())
     push, _ = await asyncio.gather(actor.publish(1), actor.train_step(batch()))
+    assert push is not None
     assert push.version == 1
     assert await actor.held_version() == 2
     await actor.close()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from llmproxy import GenerateRequest
+from llmproxy import GenerateRequest, Partial
 from llmproxy.sim import Roofline
 from rollart.simulate.blank import Blank
 from rollart.simulate.catalog import builtin
@@ -55,6 +55,7 @@ def test_an_interrupted_generation_makes_what_is_left_of_its_reply() -> None:
         await asyncio.sleep(0.3)
         await subject.interrupt("r")
         partial = await going
+        assert isinstance(partial, Partial)
         assert 0 < len(partial.token_ids) < 50
         rest = GenerateRequest("t", Blank(1000, 50), 100, request_id="s", resume=partial)
         return len((await subject.generate(rest)).token_ids)

@@ -24,7 +24,7 @@ def virtual(work):
 def test_dedicated_devices_score_so_many_at_a_time_and_idle_for_money() -> None:
     async def run() -> None:
         rewards = Dedicated(2, 3)
-        assert await scored(rewards, 10.0, 12) == (pytest.approx(20.0), pytest.approx(1.0))
+        assert await scored(rewards, 10.0, 12) == pytest.approx((20.0, 1.0))
         await asyncio.sleep(20.0)
         assert rewards.used(40.0) == pytest.approx(0.5)
 

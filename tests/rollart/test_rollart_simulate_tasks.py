@@ -56,7 +56,8 @@ def test_members_differ_and_repeat_with_their_seed() -> None:
 def test_members_of_a_group_share_how_long_their_replies_are() -> None:
     profile = msgspec.structs.replace(builtin().profile("gem-math"), response=Spread(mean=1000), instance=0.8)
     subject = task(profile)
-    replies = [{Counted().observation(played(subject, key)[0][0], None).reply for _ in range(3)} for key in "abc"]
+    counted: Any = Counted()
+    replies = [{counted.observation(played(subject, key)[0][0], None).reply for _ in range(3)} for key in "abc"]
     assert all(len(each) == 1 for each in replies)
     assert len(set.union(*replies)) == 3
 
