@@ -1,6 +1,8 @@
 """A simulated world fitted to a real run: what its trace and metrics say about engines, environments and trainer.
 
 Engines: a turn among n others takes `a + b n` seconds; `a` is launching its two steps, `b` the work on its tokens.
+Both are then scaled so that the simulated step takes as long as the measured one: where devices are shared, training
+slows them.
 Trainer: a train step takes `c + d tokens`. Weights: the three costs that are measured apart, as rates. Environments:
 how many turns, how long, how often rewards of a group are all equal. What is fitted is written as a section
 `simulate`, to be read and changed like any other (tests/rollart/test_rollart_simulate_calibrate.py).
@@ -8,10 +10,13 @@ how many turns, how long, how often rewards of a group are all equal. What is fi
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -24,12 +29,16 @@ from rollart.config.tasks import FrozenLakeConfig
 from rollart.errors import ConfigError, RunMissing
 from rollart.observe.metrics import Row, read_metrics
 from rollart.observe.trace import ITERATIONS, Event, read_trace
+from rollart.runtime.folder import RunFolder
 from rollart.simulate.catalog import GIB
 from rollart.simulate.config import make_simulation
+from rollart.simulate.run import simulate
 from rollart.simulate.trainer import Passes
 
 # The first iteration starts engines' graphs and fills queues.
 _SKIPPED = 1
+# How much faster or slower than the trace says engines may be.
+_SCALES = (0.25, 4.0)
 
 
 class Line(Struct, frozen=True):
@@ -50,6 +59,13 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
     if level - slope * middle < 0:
         return Line(0.0, sum(x * y for x, y in points) / sum(x * x for x in xs))
     return Line(level - slope * middle, slope)
+
+
+def between_halves(points: Sequence[tuple[float, float]]) -> Line:
+    """A line between the least squares and one that is half constant: batches of one run hardly differ in size."""
+    x, y = fmean(x for x, _ in points), fmean(y for _, y in points)
+    slope = min((fit_line(points).slope + 0.5 * y / x) / 2, y / x)
+    return Line(y - slope * x, slope)
 
 
 class Spans(Struct, frozen=True):
@@ -91,7 +107,7 @@ def calibrate(run: Path) -> dict[str, Any]:
     tokens = profile["observation"]["mean"] + profile["response"]["mean"]
     parameters = bare.shape.parameters
     turn = fit_line(list(_turns(spans)))
-    train = fit_line([(float(row["trained_tokens"] or 0), float(row["time/train"] or 0)) for row in rows])
+    train = between_halves([(float(row["trained_tokens"] or 0), float(row["time/train"] or 0)) for row in rows])
     rate = 2 * parameters * tokens / max(turn.slope, 1e-9)
     work = Passes(False, False, False).count * 2 * parameters * tokens / profile["response"]["mean"]
     size = parameters * bare.shape.bytes_each / GIB
@@ -131,18 +147,72 @@ def calibrate(run: Path) -> dict[str, Any]:
         },
         "tasks": dict.fromkeys(config.tasks, profile),
     }
-    return tree
+    return _scaled(tree, rows)
+
+
+def _scaled(tree: dict[str, Any], rows: list[Row]) -> dict[str, Any]:
+    """The tree with engines so fast that its simulation takes as long as the rows, by halving on a scale of times."""
+    measured = _step_s(rows[:-1])
+    low, high = _SCALES
+    while high / low > 1.05:
+        scale = (low * high) ** 0.5
+        if _step_s(_rows(_with_speed(tree, scale), len(rows) + _SKIPPED)[_SKIPPED:-1]) > measured:
+            high = scale
+        else:
+            low = scale
+    return _with_speed(tree, (low * high) ** 0.5)
+
+
+def _with_speed(tree: dict[str, Any], scale: float) -> dict[str, Any]:
+    """Engines whose steps take `scale` times as long, and a trainer that is as fast as before."""
+    scaled: dict[str, Any] = deepcopy(tree)
+    device, constants = scaled["simulate"]["hardware"]["fitted"], scaled["simulate"]["calibration"]
+    device["tflops"] /= scale
+    device["overhead_s"] *= scale
+    constants["training"] *= scale
+    return scaled
+
+
+def _rows(tree: dict[str, Any], iterations: int) -> list[Row]:
+    simulation = make_simulation({**tree, "run": {**tree["run"], "iterations": iterations}})
+    with TemporaryDirectory() as place:
+        folder = RunFolder(Path(place) / "run")
+        folder.create(simulation.config)
+        try:
+            return simulate(simulation, folder).rows
+        finally:
+            folder.close()
+
+
+def _step_s(rows: list[Row]) -> float:
+    return fmean(sum(float(value or 0) for key, value in row.items() if key.startswith("time/")) for row in rows)
 
 
 def _turns(spans: Spans) -> Iterable[tuple[float, float]]:
-    """For each engine and iteration: how many turns ran at once on average, and how long one took."""
-    windows = [(start, end) for _, start, end, _ in spans.by_resource.get(ITERATIONS, [])][_SKIPPED:]
+    """For each number of turns at once, in tens: that number, and how long a turn took there in the median.
+
+    Turns that an update or an evaluation fell into are left out: they waited.
+    """
+    first = spans.by_resource[ITERATIONS][_SKIPPED - 1][2]
+    pauses = [
+        (start, end)
+        for resource in ("controller", "commit")
+        for name, start, end, _ in spans.by_resource.get(resource, [])
+        if name in ("suspend", "update", "resume", "probe", "eval")
+    ]
+    pauses.sort()
+    begins = [start for start, _ in pauses]
+    took: dict[int, list[float]] = defaultdict(list)
     for engine in spans.of("gen"):
-        for begin, finish in windows:
-            inside = [(start, end) for _, start, end, _ in engine if begin <= start and end <= finish]
-            if len(inside) >= 20:
-                took = sum(end - start for start, end in inside)
-                yield took / (max(end for _, end in inside) - min(start for start, _ in inside)), took / len(inside)
+        starts, ends = sorted(span[1] for span in engine), sorted(span[2] for span in engine)
+        for _, start, end, _ in engine:
+            before = bisect_right(begins, end) - 1
+            if start >= first and (before < 0 or pauses[before][1] <= start):
+                at_once = bisect_right(starts, start) - bisect_left(ends, start)
+                took[at_once // 10].append(end - start)
+    for tens, each in took.items():
+        if len(each) >= 50:
+            yield from [(10 * tens + 5.0, median(each))] * len(each)
 
 
 def _profile(config: Config, rows: list[Row], spans: Spans) -> dict[str, Any]:
