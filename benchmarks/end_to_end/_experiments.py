@@ -292,7 +292,10 @@ def disaggregation(quick: bool) -> Iterator[Row]:
 
 def serverless(quick: bool) -> Iterator[Row]:
     """Math jobs on 16 H800, 8 of which train: four for generation and four for rewards, or eight and functions."""
-    base = setup("8B", "sync_plus", [fleet("H800", 4)], h800(8), MATH, groups=21, size=4, iterations=5, context=16384)
+    short = {"GEM-math": ("gem-math", 8192, 5)}
+    base = setup(
+        "8B", "sync_plus", [fleet("H800", 4)], h800(8), short, groups=21, size=4, iterations=5, context=16384
+    )
     local = changed(base, simulate__rewards={"kind": "dedicated", "hardware": "H800", "gpus": 4})
     remote = changed(
         base,
