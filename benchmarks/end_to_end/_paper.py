@@ -57,7 +57,7 @@ def beside(metric: str, unit: str, ours: float, published: float | tuple[float, 
         return Row(metric=metric, unit=unit, ours=ours, spread=note or None)
     low, high = published if isinstance(published, tuple) else (published, published)
     nearest = min(max(ours, low), high)
-    deviation = 100 * (ours / nearest - 1)
+    deviation = 100 * (ours / nearest - 1) if nearest else 0.0
     text = f"{low:g}" if low == high else f"{low:g}-{high:g}"
     words = "within" if nearest == ours and low != high else f"{deviation:+.0f} %"
     return Row(metric=metric, unit=unit, ours=ours, published=text, spread=f"{words}{'; ' + note if note else ''}")

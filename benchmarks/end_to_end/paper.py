@@ -44,7 +44,7 @@ def main() -> int:
     names = arguments.only.split(",") if arguments.only else list(EXPERIMENTS)
     if unknown := set(names) - set(EXPERIMENTS):
         parser.error(f"no such experiment: {', '.join(sorted(unknown))}")
-    rows = _kept(names) if arguments.only and not arguments.quick else []
+    rows: list[Row] = []
     for name in names:
         start = time.process_time()
         for row in EXPERIMENTS[name](arguments.quick):
@@ -53,7 +53,7 @@ def main() -> int:
             print(f"{row.metric:78} {row.ours:9.4g} {row.unit:6} published {row.published}  {row.spread}", flush=True)
         print(f"  {name}: {time.process_time() - start:.0f} CPU s", flush=True)
         if not arguments.quick:
-            _write(rows)
+            _write(rows + _kept(names))
     if arguments.quick:
         _write(rows, " --quick")
     if arguments.plots is not None:
