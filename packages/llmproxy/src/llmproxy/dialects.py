@@ -257,7 +257,7 @@ class OpenAI:
         return None
 
     def held(self, answer: Any) -> str:
-        raise NotImplementedError("servers of this dialect tell no version")
+        raise ValueError("servers of this dialect tell no version")
 
 
 class _Finish(Struct):
