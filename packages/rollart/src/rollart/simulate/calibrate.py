@@ -1,8 +1,6 @@
 """A simulated world fitted to a real run: what its trace and metrics say about engines, environments and trainer.
 
 Engines: a turn among n others takes `a + b n` seconds; `a` is launching its two steps, `b` the work on its tokens.
-Both are then scaled so that the simulated step takes as long as the measured one: where devices are shared, training
-slows them.
 Trainer: a train step takes `c + d tokens`. Weights: the three costs that are measured apart, as rates. Environments:
 how many turns, how long, how often rewards of a group are all equal. What is fitted is written as a section
 `simulate`, to be read and changed like any other (tests/rollart/test_rollart_simulate_calibrate.py).
@@ -13,10 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from copy import deepcopy
 from pathlib import Path
 from statistics import fmean, median, pstdev
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -29,16 +25,12 @@ from rollart.config.tasks import FrozenLakeConfig
 from rollart.errors import ConfigError, RunMissing
 from rollart.observe.metrics import Row, read_metrics
 from rollart.observe.trace import ITERATIONS, Event, read_trace
-from rollart.runtime.folder import RunFolder
 from rollart.simulate.catalog import GIB
 from rollart.simulate.config import make_simulation
-from rollart.simulate.run import simulate
 from rollart.simulate.trainer import Passes
 
 # The first iteration starts engines' graphs and fills queues.
 _SKIPPED = 1
-# How much faster or slower than the trace says engines may be.
-_SCALES = (0.25, 4.0)
 
 
 class Line(Struct, frozen=True):
@@ -62,10 +54,15 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
 
 
 def between_halves(points: Sequence[tuple[float, float]]) -> Line:
-    """A line between the least squares and one that is half constant: batches of one run hardly differ in size."""
-    x, y = fmean(x for x, _ in points), fmean(y for _, y in points)
-    slope = min((fit_line(points).slope + 0.5 * y / x) / 2, y / x)
-    return Line(y - slope * x, slope)
+    """The least squares as far as they explain the points, and for the rest a line that is half constant: batches of
+    one run hardly differ in size.
+    """
+    line, x, y = fit_line(points), fmean(x for x, _ in points), fmean(y for _, y in points)
+    spread = sum((each - y) ** 2 for _, each in points)
+    left = sum((each - line.start - line.slope * at) ** 2 for at, each in points)
+    explained = max(0.0, 1.0 - left / spread) if spread else 0.0
+    slope = explained * line.slope + (1.0 - explained) * 0.5 * y / x
+    return Line(max(0.0, y - slope * x), slope)
 
 
 class Spans(Struct, frozen=True):
@@ -147,45 +144,7 @@ def calibrate(run: Path) -> dict[str, Any]:
         },
         "tasks": dict.fromkeys(config.tasks, profile),
     }
-    return _scaled(tree, rows)
-
-
-def _scaled(tree: dict[str, Any], rows: list[Row]) -> dict[str, Any]:
-    """The tree with engines so fast that its simulation takes as long as the rows, by halving on a scale of times."""
-    measured = _step_s(rows[:-1])
-    low, high = _SCALES
-    while high / low > 1.05:
-        scale = (low * high) ** 0.5
-        if _step_s(_rows(_with_speed(tree, scale), len(rows) + _SKIPPED)[_SKIPPED:-1]) > measured:
-            high = scale
-        else:
-            low = scale
-    return _with_speed(tree, (low * high) ** 0.5)
-
-
-def _with_speed(tree: dict[str, Any], scale: float) -> dict[str, Any]:
-    """Engines whose steps take `scale` times as long, and a trainer that is as fast as before."""
-    scaled: dict[str, Any] = deepcopy(tree)
-    device, constants = scaled["simulate"]["hardware"]["fitted"], scaled["simulate"]["calibration"]
-    device["tflops"] /= scale
-    device["overhead_s"] *= scale
-    constants["training"] *= scale
-    return scaled
-
-
-def _rows(tree: dict[str, Any], iterations: int) -> list[Row]:
-    simulation = make_simulation({**tree, "run": {**tree["run"], "iterations": iterations}})
-    with TemporaryDirectory() as place:
-        folder = RunFolder(Path(place) / "run")
-        folder.create(simulation.config)
-        try:
-            return simulate(simulation, folder).rows
-        finally:
-            folder.close()
-
-
-def _step_s(rows: list[Row]) -> float:
-    return fmean(sum(float(value or 0) for key, value in row.items() if key.startswith("time/")) for row in rows)
+    return tree
 
 
 def _turns(spans: Spans) -> Iterable[tuple[float, float]]:
