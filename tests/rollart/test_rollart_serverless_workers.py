@@ -1,6 +1,7 @@
 """Worker processes from none to many and back: bounded, in order, ended with what hangs."""
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -43,6 +44,21 @@ def leave(_): sys.exit(3)
 def die(_): os._exit(3)
 def nothing(_): return None
 def infinite(_): return float("inf")
+def unsaid(_): raise ValueError("a name \\udcff")
+def scaled(value, *, factor: float = 2.0): return factor * len(value)
+def forks(value):
+    if os.fork() == 0:
+        if value: raise ValueError("of the child")
+        return 0
+    os.wait()
+    return 1
+def endless(path):
+    open(path, "w").close()
+    return "x" * 5_000_000
+def dies_later(_):
+    import threading
+    threading.Timer(0.01, os._exit, (9,)).start()
+    return os.getpid()
 def child(_):
     subprocess.Popen(["sleep", "600"])
     print("a line that is no answer")
@@ -158,6 +174,7 @@ async def test_a_cancelled_call_costs_its_process_and_no_other(make: Make, tmp_p
         ("leave", FunctionFailed, "SystemExit: 3"),
         ("nothing", FunctionFailed, "returned None"),
         ("infinite", FunctionFailed, "finite number"),
+        ("unsaid", FunctionFailed, r"ValueError: a name \?"),
         ("die", WorkerLost, "ended with 3"),
         ("absent", WorkerLost, "ended with 1"),
     ],
@@ -170,12 +187,38 @@ async def test_failures_are_typed(make: Make, function: str, error: type[Excepti
 async def test_arguments_are_what_the_function_says(make: Make) -> None:
     workers = make("typed")
     assert await workers.call(b'{"x": 1, "y": 2}') == b'{"reward":3.0}'
-    for body in (b'{"x": 1}', b"{", b"\xff"):
+    for body in (b'{"x": 1}', b"{", b"\xff", b'{"z":' + b"[" * 100_000):
         with pytest.raises(BadCall, match="not what the function takes"):
             await workers.call(body)
     assert workers.stats().started == 1
     assert await make("later").call(b"4") == b'{"reward":4.0}'
     assert (await make("pid").call(b"0")).startswith(b'{"pid":')
+    assert await make("scaled").call(b"[1]") == b'{"reward":2.0}'
+
+
+async def test_a_forked_child_that_comes_back_gives_no_answer(make: Make) -> None:
+    workers = make("forks", workers=1)
+    for body in (b"0", b"1", b"0"):
+        assert await workers.call(body) == b'{"reward":1.0}'
+    assert workers.stats().started == 1
+
+
+async def test_a_process_that_died_with_nothing_to_do_costs_no_call(make: Make) -> None:
+    workers = make("dies_later", workers=1)
+    for _ in range(2):
+        (process,) = (psutil.Process(int(json.loads(await workers.call(b"0"))["reward"])),)
+        await until(lambda gone=process: not gone.is_running())  # type: ignore[misc]
+        await until(lambda: workers._idle[0].ended)
+    assert workers.stats().started == 2
+
+
+async def test_an_answer_that_nobody_reads_holds_up_no_end(make: Make, tmp_path: Path) -> None:
+    workers = make("endless", workers=1)
+    call = asyncio.ensure_future(workers.call(b'"%b"' % str(tmp_path / "called").encode()))
+    await until((tmp_path / "called").exists)
+    call.cancel()
+    async with asyncio.timeout(20):
+        await workers.close()
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def _lines(calls: Calls, workers: WorkerStats) -> Iterator[str]:
     for bound, count in zip((*BOUNDS_S, "+Inf"), calls.buckets, strict=True):
         total += count
         yield f'rollart_function_seconds_bucket{{le="{bound}"}} {total}\n'
-    yield f"rollart_function_seconds_sum {calls.seconds:g}\nrollart_function_seconds_count {total}\n"
+    yield f"rollart_function_seconds_sum {calls.seconds:.15g}\nrollart_function_seconds_count {total}\n"
     yield from _family("workers", "gauge", "Processes by what they do.")
     for state in ("starting", "busy", "idle"):
         yield f'rollart_function_workers{{state="{state}"}} {getattr(workers, state)}\n'
@@ -65,4 +65,4 @@ def _family(name: str, kind: str, about: str) -> Iterator[str]:
 
 def _value(name: str, kind: str, about: str, value: float) -> Iterator[str]:
     yield from _family(name, kind, about)
-    yield f"rollart_function_{name} {value:g}\n"
+    yield f"rollart_function_{name} {value:.15g}\n"

@@ -48,9 +48,10 @@ def load(target: str) -> Callable[[Any], Any]:
 
 def parameter_type(function: Callable[[Any], Any]) -> Any:
     """What the body is decoded as: the annotation of the function's parameter, else plain JSON."""
-    hints = inspect.get_annotations(function, eval_str=True) if inspect.isroutine(function) else {}
-    names = [name for name in hints if name != "return"]
-    return hints[names[0]] if names else Any
+    if not (inspect.isfunction(function) or inspect.ismethod(function)):
+        return Any
+    first = next(iter(inspect.signature(function).parameters), "")
+    return inspect.get_annotations(function, eval_str=True).get(first, Any)
 
 
 class Server:
@@ -64,7 +65,7 @@ class Server:
     def answer(self, body: bytes) -> Answer:
         try:
             argument = self._decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return Answer(400, text=f"the body is not what the function takes: {error}")
         try:
             value = self._function(argument)
@@ -72,7 +73,8 @@ class Server:
                 value = self._loop.run_until_complete(_awaited(value))
             return Answer(200, encoded(value))
         except (Exception, SystemExit) as error:
-            return Answer(500, text=f"the function raised {type(error).__name__}: {str(error)[:1000]}")
+            text = str(error)[:1000].encode(errors="replace").decode()
+            return Answer(500, text=f"the function raised {type(error).__name__}: {text}")
 
 
 async def _awaited(value: Any) -> Any:
@@ -100,9 +102,13 @@ def _die_with_parent(parent: int) -> None:
 
 
 def _serve(server: Server, calls: BinaryIO, answers: BinaryIO) -> None:
+    own = os.getpid()
     while len(size := calls.read(LENGTH_BYTES)) == LENGTH_BYTES:
         body = calls.read(int.from_bytes(size, "little"))
-        answers.write(frame(msgspec.msgpack.encode(server.answer(body))))
+        answer = server.answer(body)
+        if os.getpid() != own:  # a child that the function forked came back from it: its parent gives the answer
+            os._exit(0)
+        answers.write(frame(msgspec.msgpack.encode(answer)))
         answers.flush()
 
 

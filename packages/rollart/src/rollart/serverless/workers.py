@@ -54,6 +54,10 @@ class _Process:
         self.expiry: asyncio.TimerHandle | None = None
         self._process = process
 
+    @property
+    def ended(self) -> bool:
+        return self._process.returncode is not None
+
     async def receive(self) -> bytes:
         out = self._process.stdout
         assert out is not None
@@ -75,6 +79,8 @@ class _Process:
         """Ends the process and all that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        # `wait` is for the pipes, too: one with an answer that nobody reads, or held by a daemon, would never end.
+        self._process._transport.close()  # type: ignore[attr-defined]
         await self._process.wait()
 
 
@@ -141,8 +147,11 @@ class Workers:
             await asyncio.wait(self._ending)
 
     async def _take(self) -> _Process:
-        if self._idle:
+        while self._idle:
             process = self._idle.pop()  # the one used last, so that the others can go
+            if process.ended:  # killed from elsewhere, or by what an earlier call left running
+                self._end(process)
+                continue
             if process.expiry is not None:
                 process.expiry.cancel()
             return process
@@ -247,7 +256,7 @@ class Workers:
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         environ = {"OMP_NUM_THREADS": "1", **os.environ}
-        environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        environ["PYTHONPATH"] = os.pathsep.join([*(path or os.getcwd() for path in sys.path), os.getcwd()])
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", worker.__file__, self._settings.function, str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,
