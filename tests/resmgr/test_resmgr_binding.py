@@ -5,6 +5,7 @@ import pytest
 from resmgr import (
     BindTimeout,
     Infeasible,
+    Invalid,
     Node,
     Pool,
     PoolMismatch,
@@ -199,6 +200,9 @@ async def test_a_note_is_read_by_others_and_ends_with_its_binding(rm, place):
     await rm.annotate(binding, {"address": "10.0.0.1:80"})
     other = await place.connect()
     assert (await other.status()).notes == {binding.id: {"address": "10.0.0.1:80"}}
+    for wrong in ({"rank": 1}, "a text"):
+        with pytest.raises(Invalid, match="must map strings to strings"):
+            await rm.annotate(binding, wrong)
     await rm.release(binding)
     assert (await other.status()).notes == {}
 

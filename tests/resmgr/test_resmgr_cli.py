@@ -12,6 +12,8 @@ import pytest
 from resmgr import Pool, Request
 from resmgr.cli import main
 from resmgr.embedded import EmbeddedServer
+from resmgr.metrics import prometheus_text
+from resmgr.status import Status
 
 pytestmark = pytest.mark.real
 
@@ -112,3 +114,8 @@ def test_stop_ends_a_persistent_server(tmp_path):
     assert main(["status", f"embedded:{tmp_path}"]) == 0
     assert main(["stop", f"embedded:{tmp_path}"]) == 0
     assert not server.socket_path.exists()
+
+
+def test_counts_are_exact_however_large():
+    status = Status((), (), (), {}, {}, {"bound": 12_345_678}, 0, 10, "2")
+    assert 'resmgr_events_total{kind="bound"} 12345678\n' in prometheus_text(status)

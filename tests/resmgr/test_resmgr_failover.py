@@ -215,6 +215,33 @@ async def test_an_outage_longer_than_the_ttl_costs_nobody_a_lease(tmp_path):
     await server.stop()
 
 
+async def test_a_store_that_may_not_write_for_a_while_costs_nobody_a_lease(tmp_path):
+    async with await ResourceManager.connect(f"embedded:{tmp_path}", ttl=0.3, patience=0.2) as rm:
+        await rm.register(Pool("a", hardware="H800", total=8))
+        binding = await rm.bind(Request("x", prefer=["H800"], amount=4), timeout=0)
+        await rm._store._redis.config_set("maxmemory", 1)
+        with pytest.raises(StoreUnavailable, match="OOM"):
+            await rm.bind(Request("x", prefer=["H800"]), timeout=0)
+        with pytest.raises(StoreUnavailable, match="OOM"):
+            await rm._store.call("beat", "nobody", 0, "0-0", "0", patience=0.4)
+        await rm._store._redis.config_set("maxmemory", 0)
+        beats = rm.stats().beats
+        while rm.stats().beats < beats + 2:
+            await rm.check(binding)
+        assert (rm.stats().lost, rm.stats().sessions) == (0, 1)
+
+
+async def test_closing_when_a_new_session_has_just_begun_is_quiet(place, caplog):
+    rm = await place.connect()
+    await rm.register(Pool("a", hardware="H800", total=8))
+    runner = rm._runner
+    assert runner is not None
+    rm._on_renewed()
+    await rm.close()
+    assert runner.cancelled() or runner.exception() is None
+    assert "the lease is no longer kept" not in caplog.text
+
+
 async def test_a_store_that_lost_everything_is_rebuilt_by_its_managers(place):
     rebinds = [Rebinds(), Rebinds()]
     managers = [await place.connect(ttl=0.5), await place.connect()]

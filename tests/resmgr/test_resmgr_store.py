@@ -1,12 +1,13 @@
 """Stores that are none, or are somebody else's."""
 
 import asyncio
+import math
 import socket
 
 import pytest
 import redis.asyncio as redis
 
-from resmgr import NotAStore, ResourceManager, StoreMismatch, StoreUnavailable
+from resmgr import Invalid, NotAStore, ResourceManager, StoreMismatch, StoreUnavailable
 from resmgr.embedded import EmbeddedServer
 
 
@@ -62,6 +63,16 @@ async def test_credentials_are_needed_and_are_not_shown(tmp_path):
     async with await ResourceManager.connect(f"redis://:open%20sesame@127.0.0.1:{port}") as rm:
         assert (await rm.status()).bindings == ()
     await server.stop()
+
+
+@pytest.mark.parametrize(
+    "option", [{"ttl": 0}, {"ttl": -1}, {"ttl": math.nan}, {"ttl": math.inf}, {"settle": -1}, {"io_timeout": 0}]
+)
+async def test_times_that_mean_nothing_are_refused(place, option):
+    (name,) = option
+    with pytest.raises(Invalid, match=f"{name}=.* must be finite and at least"):
+        await place.connect(**option)
+    assert await place.raw("EXISTS", "leases") == 0
 
 
 async def test_another_schema_version(place):

@@ -12,7 +12,7 @@ from resmgr import Invalid, Node, Pool, Request
 from resmgr.amounts import to_milli, to_units
 
 
-@pytest.mark.parametrize("amount", [0, -1, math.nan, math.inf, 0.0001, 1.00005, 2e9])
+@pytest.mark.parametrize("amount", [0, -1, math.nan, math.inf, 0.0001, 1.00005, 2e9, "3", None])
 def test_amounts_that_mean_nothing_are_refused(amount):
     with pytest.raises(Invalid, match="amount"):
         Request("x", prefer=["cpu"], amount=amount).validate()
@@ -40,6 +40,7 @@ def test_every_amount_survives_the_way_to_the_store(milli):
         ({"priority": 5000}, "within -1000..1000"),
         ({"apart": ["x\n"]}, "Request.apart"),
         ({"labels": {"zone": 1}}, "strings to strings"),
+        ({"labels": None}, "strings to strings"),
     ],
 )
 def test_requests_that_contradict_themselves_are_refused(change, message):

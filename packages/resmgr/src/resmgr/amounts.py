@@ -9,7 +9,7 @@ UNIT = 1000
 
 def to_milli(field: str, amount: float) -> int:
     """The amount in thousandths; a positive multiple of 0.001 or `Invalid`."""
-    if not math.isfinite(amount) or amount <= 0:
+    if not isinstance(amount, int | float) or not math.isfinite(amount) or amount <= 0:
         raise Invalid(f"{field}={amount!r} must be a positive, finite number of units")
     milli = round(amount * UNIT)
     if not math.isclose(milli, amount * UNIT, rel_tol=1e-9) or milli == 0:

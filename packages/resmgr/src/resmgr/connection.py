@@ -21,6 +21,10 @@ Command = tuple[str | bytes | int, ...]
 
 _KINDS = {
     "LOADING": redis_errors.BusyLoadingError,
+    "BUSY": redis_errors.BusyLoadingError,  # a script runs for long
+    "MISCONF": redis_errors.BusyLoadingError,  # its disk is full
+    "OOM": redis_errors.OutOfMemoryError,
+    "READONLY": redis_errors.ReadOnlyError,
     "NOAUTH": redis_errors.AuthenticationError,
     "WRONGPASS": redis_errors.AuthenticationError,
     "NOPERM": redis_errors.NoPermissionError,

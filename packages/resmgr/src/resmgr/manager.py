@@ -24,7 +24,7 @@ from resmgr.refusals import stale
 from resmgr.session import Session, SessionEnded
 from resmgr.status import Status, read_status
 from resmgr.store import Store
-from resmgr.values import Binding, Event, Pool, Request
+from resmgr.values import Binding, Event, Pool, Request, check_labels
 from resmgr.waiting import GROWS, Waiting
 
 log = logging.getLogger("resmgr")
@@ -74,6 +74,9 @@ class ResourceManager:
         else 10). `settle` seconds must a preferred class have had room before a move is offered (default: the
         TTL). Calls go on trying for `patience` seconds while the store is away; `io_timeout` bounds each try.
         """
+        for field, value, least in (("ttl", ttl, 0.01), ("settle", settle, 0.0), ("io_timeout", io_timeout, 0.001)):
+            if value is not None and not least <= value < math.inf:
+                raise Invalid(f"{field}={value!r} must be finite and at least {least} s")
         store = Store(url, namespace, patience, io_timeout)
         manager = cls(store, ttl, settle)
         try:
@@ -248,6 +251,7 @@ class ResourceManager:
 
     async def annotate(self, binding: Binding, note: Mapping[str, str]) -> None:
         """Writes a note beside the binding (an address, a rank), for others to read in `status` while it lasts."""
+        check_labels("note", note)
         await self._annotate(binding, wire.encode(note))
 
     async def _annotate(self, binding: Binding, note: bytes) -> None:
@@ -274,7 +278,9 @@ class ResourceManager:
         try:
             async with self._group:
                 await self._session.run()
-        except Exception:
+        except* Closed:
+            pass  # what asked again, or restored, found the manager being closed
+        except* Exception:
             log.exception("the lease is no longer kept")
             raise
         finally:

@@ -37,7 +37,7 @@ def _family(name: str, kind: str, about: str, rows: Iterable[tuple[Labels, float
     yield f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
     for labels, value in rows:
         inside = ",".join(f'{key}="{text}"' for key, text in labels)
-        yield f"{name}{{{inside}}} {value:g}\n" if inside else f"{name} {value:g}\n"
+        yield f"{name}{{{inside}}} {value:.15g}\n" if inside else f"{name} {value:.15g}\n"
 
 
 class MetricsServer:

@@ -19,6 +19,8 @@ from redis.exceptions import (
     AuthenticationError,
     InvalidResponse,
     NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
 )
@@ -29,8 +31,15 @@ from resmgr.errors import Invalid, NotAStore, StoreUnavailable
 
 _SCHEMES = ("redis://", "rediss://", "unix://", "valkey://")
 _OLDEST = 7
-# The server is gone, restarting, or still reading its file: all pass.
-_PASSING = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError, TimeoutError)
+# The server is gone, restarting, still reading its file, or may not write (memory, disk, role): all pass.
+_PASSING = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.BusyLoadingError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    TimeoutError,
+)
 
 
 def _library() -> tuple[str, str]:
@@ -137,11 +146,11 @@ class Store:
     async def _load(self) -> None:
         try:
             await self._limited(self._redis.function_load(self._code))
+        except _PASSING:
+            return  # the call is tried again, and says so
         except ResponseError as error:
             if "already exists" not in str(error):
                 raise
-        except _PASSING:
-            return  # the call is tried again, and says so
 
     async def follow(self, stream: str, after: str) -> AsyncIterator[list[tuple[str, bytes]]]:
         """Yields what is added to a stream, through outages; an empty part, now and then, when nothing is added.

@@ -31,7 +31,9 @@ def _check_names(field: str, values: object) -> None:
         _check_name(field, value)
 
 
-def _check_labels(field: str, labels: Mapping[str, str]) -> None:
+def check_labels(field: str, labels: object) -> None:
+    if not isinstance(labels, Mapping):
+        raise Invalid(f"{field}={labels!r} must map strings to strings")
     for name, value in labels.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise Invalid(f"{field}={{{name!r}: {value!r}}} must map strings to strings")
@@ -59,10 +61,10 @@ class Pool(msgspec.Struct, frozen=True):
         _check_name("Pool.name", self.name)
         _check_name("Pool.hardware", self.hardware)
         _check_name("Pool.backend", self.backend)
-        _check_labels("Pool.labels", self.labels)
+        check_labels("Pool.labels", self.labels)
         for node in self.nodes:
             _check_name("Node.name", node.name)
-            _check_labels("Node.labels", node.labels)
+            check_labels("Node.labels", node.labels)
         names = [node.name for node in self.nodes]
         if len(set(names)) < len(names):
             raise Invalid(f"Pool.nodes of {self.name!r} must have different names, not {names}")
@@ -124,7 +126,7 @@ class Request(msgspec.Struct, frozen=True):
             raise Invalid(f"Request.min_amount={self.min_amount} must be at most amount={self.amount}")
         if self.gang and self.min_amount not in (None, self.amount):
             raise Invalid(f"Request.min_amount={self.min_amount} must be left out of a gang: it is granted whole")
-        _check_labels("Request.labels", self.labels)
+        check_labels("Request.labels", self.labels)
         if not -1000 <= self.priority <= 1000:
             raise Invalid(f"Request.priority={self.priority} must be within -1000..1000; higher goes first")
         self._check_chunk(amount)
