@@ -1,5 +1,6 @@
 """Environments and rewards that misbehave in every way, to be run in processes of their own."""
 
+import asyncio
 import math
 import os
 import random
@@ -51,6 +52,10 @@ class Bad(Fine):
         match self.key:
             case "raises in reset":
                 raise ValueError("no such level")
+            case "raises what cannot be sent":
+                raise ValueError("\ud800")
+            case "cancels itself":
+                raise asyncio.CancelledError
             case "hangs in reset":
                 time.sleep(1000)
         return super().reset(seed)

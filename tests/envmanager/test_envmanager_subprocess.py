@@ -96,6 +96,8 @@ async def test_children_go_with_their_environment(tmp_path, ending):
     ("key", "kind", "said"),
     [
         ("raises in reset", DataError, "reset raised ValueError: no such level"),
+        ("raises what cannot be sent", DataError, r"reset raised ValueError: \?"),
+        ("cancels itself", DataError, "reset raised CancelledError"),
         ("four-tuple", DataError, "return the 5-tuple"),
         ("nan", DataError, "reward is float nan"),
         ("bytes", DataError, "observation is bytes"),

@@ -70,10 +70,10 @@ def check_score(value: Any) -> float:
     return number
 
 
-def _info(value: Any) -> Mapping[str, Any]:
+def _info(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise DataError(f"info is {shown(value)}; return a dict, {{}} if there is nothing to say")
-    return value
+    return dict(value)  # now: reading it later must not fail
 
 
 def _tuple(what: str, value: Any, names: str) -> tuple[Any, ...]:
@@ -84,13 +84,26 @@ def _tuple(what: str, value: Any, names: str) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def check_reset(value: Any) -> tuple[str, Mapping[str, Any]]:
+def check_key(value: Any) -> None:
+    """Refuse what cannot name a task instance everywhere: in logs, in messages to processes and servers."""
+    if not isinstance(value, str) or not _encodable(value):
+        raise DataError(f"the key is {shown(value)}; name task instances by str, without lone surrogates")
+
+
+def check_task(value: Any) -> str:
+    """The name by which an environment's generation is routed, checked."""
+    if not isinstance(value, str) or not _encodable(value):
+        raise DataError(f"task is {shown(value)}; name it by str, without lone surrogates")
+    return str(value)
+
+
+def check_reset(value: Any) -> tuple[str, dict[str, Any]]:
     """What `reset` returned, checked."""
     observation, info = _tuple("reset", value, "observation, info")
     return _text(observation), _info(info)
 
 
-def check_step(value: Any) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
+def check_step(value: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
     """What `step` returned, checked."""
     names = "observation, reward, terminated, truncated, info"
     observation, reward, terminated, truncated, info = _tuple("step", value, names)
@@ -126,7 +139,15 @@ def _plain(value: Any, depth: int) -> Any:
     return _DROP
 
 
+def _written(value: Any, depth: int) -> Any:
+    """What cannot even be read is dropped too."""
+    try:
+        return _plain(value, depth)
+    except Exception:
+        return _DROP
+
+
 def plain(info: Mapping[str, Any], depth: int = MAX_DEPTH) -> dict[str, Any]:
     """The entries of an info that can be written down: numbers, text, and short containers of them."""
-    kept = ((key, _plain(value, depth)) for key, value in info.items() if isinstance(key, str) and _encodable(key))
+    kept = ((key, _written(value, depth)) for key, value in info.items() if isinstance(key, str) and _encodable(key))
     return {key: value for key, value in kept if value is not _DROP}

@@ -7,16 +7,21 @@ ends (test_envmanager_scheduler.py::test_nothing_is_alive_after_any_interleaving
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from envmanager.contract import check_reset, check_step
+from envmanager.contract import check_key, check_reset, check_step, check_task
 from envmanager.deadline import within
 from envmanager.errors import DataError, InfrastructureError, RolloutError
+from envmanager.faults import foreign, told
 from envmanager.protocols import MakeEnv
 from envmanager.threads import EnvThread, Returned, Threads
 
 M = TypeVar("M", bound=Callable[..., Any])
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 def nonblocking(make_env: M) -> M:
@@ -39,9 +44,19 @@ def typed(error: BaseException, what: str) -> RolloutError:
     if isinstance(error, RolloutError):
         return error
     kind = InfrastructureError if isinstance(error, OSError | MemoryError | EOFError) else DataError
-    failure = kind(f"{what} raised {type(error).__name__}: {str(error)[:500]}")
+    failure = kind(f"{what} raised {told(error)}")
     failure.__cause__ = error
     return failure
+
+
+def _checked(what: str, check: Callable[[Any], T], value: Any) -> T:
+    """The value as the check has it; one that cannot even be looked at is its maker's fault."""
+    try:
+        return check(value)
+    except RolloutError:
+        raise
+    except Exception as error:
+        raise typed(error, what) from error
 
 
 async def _finished(closing: Awaitable[Any]) -> None:
@@ -51,7 +66,7 @@ async def _finished(closing: Awaitable[Any]) -> None:
 class EnvHost:
     """Makes the environment of a key at reset, and speaks its five-tuple, checked."""
 
-    __slots__ = ("_env", "_key", "_make", "_thread", "_threads")
+    __slots__ = ("_env", "_key", "_make", "_thread", "_threads", "task")
 
     def __init__(self, make_env: MakeEnv, key: str, threads: Threads) -> None:
         self._make = make_env
@@ -59,22 +74,22 @@ class EnvHost:
         self._threads = threads
         self._thread: EnvThread | None = None
         self._env: Any = None
+        self.task = "default"
 
-    @property
-    def task(self) -> str:
-        return str(getattr(self._env, "task", "default"))
-
-    async def reset(self, seed: int | None) -> tuple[str, Mapping[str, Any]]:
+    async def reset(self, seed: int | None) -> tuple[str, dict[str, Any]]:
+        check_key(self._key)
         await self._open()
         env = self._env
-        return check_reset(await self._call("reset", lambda: env.reset(seed=seed)))
+        result = _checked("reset", check_reset, await self._call("reset", lambda: env.reset(seed=seed)))
+        self.task = _checked("task", lambda env: check_task(getattr(env, "task", "default")), env)
+        return result
 
-    async def step(self, action: str, seconds: float | None) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
+    async def step(self, action: str, seconds: float | None) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Within so many seconds, where it is waited for: on the loop it is over before a deadline can be looked
         at.
         """
         env = self._env
-        return check_step(await self._call("step", lambda: env.step(action), seconds))
+        return _checked("step", check_step, await self._call("step", lambda: env.step(action), seconds))
 
     async def close(self) -> None:
         """Ends the environment, also one whose making was given up and is made only later."""
@@ -87,8 +102,7 @@ class EnvHost:
             if error is not None:
                 raise typed(error, "close")
         finally:
-            if kill := getattr(self._env, "kill", None):
-                kill()
+            self._kill()
 
     async def _open(self) -> None:
         if blocks(self._make):
@@ -106,6 +120,13 @@ class EnvHost:
     def _close(self) -> Any:
         close = getattr(self._env, "close", None)
         return close() if close is not None else None
+
+    def _kill(self) -> None:
+        try:
+            if kill := getattr(self._env, "kill", None):
+                kill()
+        except Exception as error:
+            log.warning("killing the environment of %r: it raised %s", self._key, told(error))
 
     def _close_there(self) -> None:
         """In the thread; an async environment is here only when its making was given up before it could leave."""
@@ -128,6 +149,8 @@ class EnvHost:
             value = function()
             if type(value) is not tuple and inspect.isawaitable(value):
                 value = await within(what, seconds, value)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not foreign(error):
+                raise
             return Returned(None, error)
         return Returned(value, None)

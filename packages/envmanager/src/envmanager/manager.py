@@ -18,6 +18,7 @@ from envmanager.barrier import Barrier
 from envmanager.contract import plain, shown
 from envmanager.deadline import within
 from envmanager.errors import Busy, DataError, PolicyError, RolloutError
+from envmanager.faults import foreign, told
 from envmanager.host import EnvHost
 from envmanager.protocols import MakeEnv, Observer, Policy, Ticket
 from envmanager.threads import Threads
@@ -96,7 +97,7 @@ class EnvManager:
         started = self.since
         observation, info = await within("reset", self.limits.reset_timeout, host.reset(episode.seed))
         reset_at = self._leave("reset", episode.id)
-        episode.task, episode.observation, episode.info = host.task, observation, dict(info)
+        episode.task, episode.observation, episode.info = host.task, observation, info
         metadata = plain(info)
         while (outcome := await within("turn", self.limits.turn_timeout, self._turn(episode, host))) is None:
             pass
@@ -146,7 +147,7 @@ class EnvManager:
                 env_s=ended - env_at,
             )
         )
-        episode.observation, episode.info = observation, dict(info)
+        episode.observation, episode.info = observation, info
         if terminated or truncated:
             return Outcome("terminated" if terminated else "truncated", len(turns))
         return Outcome("max_turns", len(turns)) if len(turns) >= self.limits.max_turns else None
@@ -156,8 +157,10 @@ class EnvManager:
             action = await self._policy.act(episode)
         except RolloutError:
             raise
-        except Exception as error:
-            raise PolicyError(f"the policy raised {type(error).__name__}: {str(error)[:500]}") from error
+        except BaseException as error:
+            if not foreign(error):
+                raise
+            raise PolicyError(f"the policy raised {told(error)}") from error
         if action is None:
             if not episode.turns:
                 raise DataError(

@@ -27,6 +27,7 @@ from envmanager.circuit import Circuit
 from envmanager.contract import check_score
 from envmanager.deadline import within
 from envmanager.errors import BackendDown, Closed, InfrastructureError, RewardError, RolloutError
+from envmanager.faults import foreign, told
 from envmanager.manager import EnvManager
 from envmanager.protocols import Groups, MakeEnv, Observer, Policy, RewardClient, Ticket
 from envmanager.stats import Stats
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 
 def seed_of(ticket: Ticket) -> int:
     """The same seed for all members of a group: they play one task instance."""
-    return zlib.crc32(ticket.key.encode())
+    return zlib.crc32(str(ticket.key).encode(errors="replace"))  # a key that is no text fails in its own episode
 
 
 class _Run:
@@ -315,8 +316,10 @@ class RolloutScheduler:
             value = await reward(trajectory)
         except RolloutError:
             raise
-        except Exception as error:
-            raise RewardError(f"the reward raised {type(error).__name__}: {str(error)[:500]}") from error
+        except BaseException as error:
+            if not foreign(error):
+                raise
+            raise RewardError(f"the reward raised {told(error)}") from error
         return check_score(value)
 
     def _join(self, run: _Run) -> None:

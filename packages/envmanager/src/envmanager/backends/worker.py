@@ -15,8 +15,9 @@ import msgspec
 
 from envmanager.backends.keeper import adopt_orphans, children
 from envmanager.backends.wire import HEADER_BYTES, Ask, Told, frame, read_exactly, write_all
-from envmanager.contract import check_reset, check_score, check_step, plain
+from envmanager.contract import check_reset, check_score, check_step, check_task, plain
 from envmanager.errors import RewardError, RolloutError
+from envmanager.faults import told
 from envmanager.host import typed
 from envmanager.naming import named
 from envmanager.values import Trajectory
@@ -33,7 +34,7 @@ class Worker:
     def answer(self, ask: Ask) -> Told:
         try:
             value = getattr(self, ask.call)(ask.argument)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             failure = typed(error, ask.call) if ask.call != "score" else _unscored(error)
             return Told(ask.incarnation, None, failure.kind, str(failure))
         return Told(ask.incarnation, value)
@@ -45,7 +46,7 @@ class Worker:
     def make(self, key: str) -> str:
         """-> the environment's task."""
         self._env = self._target(key)
-        return str(getattr(self._env, "task", "default"))
+        return check_task(getattr(self._env, "task", "default"))
 
     def reset(self, seed: int) -> tuple[Any, ...]:
         observation, info = check_reset(self._awaited(self._env.reset(seed=seed)))
@@ -73,7 +74,7 @@ class Worker:
 def _unscored(error: BaseException) -> RolloutError:
     if isinstance(error, RolloutError):
         return error
-    return RewardError(f"the reward raised {type(error).__name__}: {str(error)[:500]}")
+    return RewardError(f"the reward raised {told(error)}")
 
 
 def serve(talk: int) -> None:
