@@ -7,9 +7,10 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.llmproxy.gateways import Connection, ask, raw, serving, until
+from tests.llmproxy.gateways import Connection, Setting, ask, raw, serving, until
 
 from llmproxy.gateway import GatewayConfig
+from llmproxy.gateway.client import Client
 from llmproxy.standin import StandIn
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-trajectory-id: t\r\n"
@@ -37,6 +38,9 @@ REFUSED = {
     "a chunk longer than it says": CHUNKED + b"2\r\nabc\r\n0\r\n\r\n",
     "no HTTP at all": b"\x16\x03\x01\x02\x00\x01",
     "an old version": b"POST /v1/completions HTTP/1.0\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}",
+    "another protocol": HEAD + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\n{}",
+    "another protocol, no body": b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+    "a tunnel": b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "a trajectory twice": HEAD + b"x-trajectory-id: u\r\ncontent-length: 2\r\n\r\n{}",
     "a trajectory that is not ASCII": b"POST /v1/completions HTTP/1.1\r\nx-trajectory-id: \xff\r\n\r\n",
@@ -201,6 +205,80 @@ async def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing() -> Non
         await until(lambda: at.gateway.exchanges)
         await until(at.idle)
         assert at.gateway.metrics.truncated + at.gateway.metrics.disconnects == 1
+
+
+@pytest.mark.parametrize(
+    "start", [CHUNKED + b"2\r\n{}\r\n0\r\nx-trailer: ", CHUNKED + b"2;note="], ids=["a trailer", "an extension"]
+)
+async def test_what_is_around_a_body_is_bounded_too(start: bytes) -> None:
+    async with serving(StandIn(), config=LIMITED) as at, Connection(at.port) as client:
+        client.writer.write(start)
+        for _ in range(5):
+            client.writer.write(b"x" * 1000)
+            await asyncio.sleep(0.01)  # so that it is read in pieces
+        assert (await client.reply()).status == 431
+        await until(at.idle)
+
+
+async def test_many_small_pieces_are_kept_as_few() -> None:
+    async with serving(StandIn()) as at, Connection(at.port) as client:
+        text = b"ab" * 10_000
+        client.writer.write(CHUNKED + b'b\r\n{"prompt":"\r\n' + b"2\r\nab\r\n" * 10_000)
+        await until(lambda: at.gateway.buffered == 11 + len(text))
+        (connection,) = at.gateway._clients
+        assert len(connection._pieces) <= len(text) // 4096 + 2
+        client.writer.write(b'12\r\n","max_tokens": 3}\r\n0\r\n\r\n')
+        assert (await client.reply()).json()["usage"]["prompt_tokens"] == len(text)
+
+
+async def test_a_long_body_before_a_head_does_not_count_as_head() -> None:
+    body = b'{"prompt": "%b", "max_tokens": 1}' % (b"x" * 3000)
+    config = GatewayConfig(max_head=2000)
+    async with serving(StandIn(), config=config) as at, Connection(at.port) as client:
+        client.writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body + HEAD)
+        assert (await client.reply()).status == 200
+        client.writer.write(b"content-length: %d\r\n\r\n" % len(GOOD) + GOOD)
+        assert (await client.reply()).status == 200
+
+
+async def test_a_client_that_reads_no_answers_gets_no_more_of_them() -> None:
+    ask_again = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with serving(StandIn()) as at, Connection(at.port) as client:
+        connection = await _first_client(at)
+        connection.pause_writing()  # as the transport does when what was written is not taken
+        client.writer.write(ask_again * 3)
+        await until(lambda: len(connection._queue) == 3)
+        assert connection.answering is None
+        connection.resume_writing()
+        for _ in range(3):
+            assert (await client.reply()).status == 200
+        connection.pause_writing()
+        client.writer.write(ask_again * 50)  # more than may wait: nothing further is read
+        await until(lambda: connection._deaf)
+        connection.resume_writing()
+        answers = [(await client.reply()).status for _ in range(9)]
+        assert answers == [200] * 8 + [0]
+
+
+async def _first_client(at: Setting) -> Client:
+    await until(lambda: at.gateway._clients)
+    return next(iter(at.gateway._clients))
+
+
+async def test_a_client_that_reads_nothing_is_cut_off_whatever_it_sends() -> None:
+    async with serving(StandIn(), config=GatewayConfig(stall_timeout=0.2)) as at, Connection(at.port) as client:
+        connection = await _first_client(at)
+        connection.pause_writing()
+        client.send("GET", "/metrics")
+        await until(lambda: at.gateway.connections == 0)
+
+
+async def test_an_answer_to_head_has_no_body() -> None:
+    async with serving(StandIn()) as at, Connection(at.port) as client:
+        client.writer.write(b"HEAD /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 405 " in await client.reader.readuntil(b"\r\n\r\n")
+        client.send("GET", "/health")
+        assert (await client.reply()).status == 200
 
 
 @settings(max_examples=25)

@@ -138,6 +138,26 @@ async def test_a_retry_leaves_one_answer() -> None:
             assert turn["status"] == 200 and turn["error"] is None and turn["worker"] == "w1"
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "a", "sampling_params": "temperature"}',
+        b'{"prompt": "a", "sampling": 5}',
+        b'{"prompt": "a", "sampling_params": [1]}',
+        b"[" * 5000,
+        b"no JSON",
+        b"[1]",
+    ],
+)
+async def test_an_odd_request_does_not_hide_the_others(body: bytes) -> None:
+    async with serving(Faulty(), config=RECORD) as at:
+        await ask(at.port, "POST", "/v1/completions", {"prompt": "abc", "max_tokens": 4}, x_trajectory_id="t")
+        await ask(at.port, "POST", "/v1/completions", body, x_trajectory_id="t")
+        first, *rest = await record(at.port, "t")
+        assert first["choices"][0]["token_ids"] and len(rest) <= 1
+        assert all(turn["sampling"] == {} for turn in rest)
+
+
 async def test_records_are_listed_deleted_and_bounded() -> None:
     async def turns(config: GatewayConfig, count: int) -> tuple[list[str], int]:
         async with serving(StandIn(), config=config) as at:

@@ -5,6 +5,8 @@ Invariants (tests/llmproxy/test_llmproxy_gateway_protocol.py):
   control characters) ends the connection; no byte of it reaches a worker;
 - a body over the limit is refused when its length is read, or when it grows past it; bodies held at one time are
   bounded over all connections, and given back when their requests end;
+- what is held grows with what was announced: heads, trailers and chunk extensions are bounded, many small pieces of a
+  body are kept as few, and a client that does not read its answers gets no more of them;
 - every state has a deadline: a head, a body, an idle connection, an answer, a client that does not read;
 - a client that goes away ends its request at the worker.
 """
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 _PIPELINED = 8
 """Requests that may wait behind the one being answered."""
+_SMALL_PIECE = 4096
+"""Pieces of a body below this size are put together as they arrive; an object for each is many times as large."""
 _LINGER = 2.0
 """How long a refused client is listened to, so that it reads why before the connection is reset."""
 _NEVER = float("inf")
@@ -88,13 +92,15 @@ class Client(asyncio.Protocol):
         "_close_after",
         "_deaf",
         "_gateway",
-        "_head_bytes",
         "_in_head",
         "_parser",
+        "_paused",
         "_pieces",
+        "_progress",
         "_queue",
         "_reading",
         "_size",
+        "_unproductive",
         "answering",
         "deadline",
         "exchange",
@@ -113,13 +119,15 @@ class Client(asyncio.Protocol):
         self.deadline = _NEVER
         self.loopback = False
         self._reading: Request | None = None
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | bytearray] = []
         self._size = 0
         self._queue: deque[Request] = deque()
         self._in_head = False
-        self._head_bytes = 0
+        self._unproductive = 0  # bytes read since the last of a body: of a head, a trailer, a chunk's extension
+        self._progress = False
         self._close_after = False
         self._deaf = False
+        self._paused = False
 
     # asyncio calls these.
 
@@ -147,6 +155,7 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
+        self._progress = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -154,33 +163,36 @@ class Client(asyncio.Protocol):
             if not isinstance(cause, Refusal):
                 raise
             self._refuse(cause)
-        except httptools.HttpParserUpgrade:
-            self._refuse(Refusal(400, "InvalidRequest", "connections cannot be upgraded", "upgrade", "absent"))
         except httptools.HttpParserError as error:
             self._refuse(Refusal(400, "InvalidRequest", f"malformed HTTP: {error}", "request", "HTTP/1.1"))
-        if self._in_head and not self._deaf:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._gateway.config.max_head:
+        if self._progress or self._reading is None:
+            self._unproductive = 0
+        elif not self._deaf:
+            self._unproductive += len(data)
+            if self._unproductive > self._gateway.config.max_head:
                 self._refuse(self._head_too_long())
 
     def pause_writing(self) -> None:
+        self._paused = True
         if self.exchange is not None:
             self.exchange.hold()
         self.deadline = self._gateway.clock + self._gateway.config.stall_timeout
 
     def resume_writing(self) -> None:
+        self._paused = False
         if self.exchange is not None:
             self.exchange.unhold()
         self._expect_next()
+        if self.answering is None and self._queue:
+            self._answer(self._queue.popleft())
 
     # httptools calls these.
 
     def on_message_begin(self) -> None:
         self._reading = Request()
         self._in_head = True
-        self._head_bytes = 0
         self._size = 0
-        if self.answering is None:
+        if self._free:
             self.deadline = self._gateway.clock + self._gateway.config.head_timeout
 
     def on_url(self, url: bytes) -> None:
@@ -222,12 +234,14 @@ class Client(asyncio.Protocol):
             raise self._head_too_long()
         if self._parser.get_http_version() != "1.1":
             raise Refusal(505, "InvalidRequest", "this is not HTTP/1.1", "request", "HTTP/1.1")
+        if self._parser.should_upgrade():  # the parser reads no body then
+            raise Refusal(400, "InvalidRequest", "connections cannot be upgraded", "upgrade", "absent")
         if request.length:
             self._hold(request, request.length)
         if request.connection:
             _obey_connection(request)
         self._gateway.admit(self, request)
-        if self.answering is None:
+        if self._free:
             self.deadline = self._gateway.clock + config.body_timeout
             if request.expect == b"100-continue":
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -235,19 +249,28 @@ class Client(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         request = self._reading
         assert request is not None
+        self._progress = True
         self._size += len(data)
         if self._size > request.held:  # chunks, which announce no length
             self._hold(request, self._size)
-        self._pieces.append(data)
+        pieces = self._pieces
+        if not pieces or len(pieces[-1]) >= _SMALL_PIECE:
+            pieces.append(data)
+        else:
+            last = pieces[-1]
+            if isinstance(last, bytes):
+                last = pieces[-1] = bytearray(last)
+            last += data
 
     def on_message_complete(self) -> None:
         request, self._reading = self._reading, None
         assert request is not None
-        request.body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._progress = True
+        request.body = b"".join(self._pieces)
         self._pieces.clear()
         if not self._parser.should_keep_alive():
             self._close_after = True
-        if self.answering is None:
+        if self._free:
             self._answer(request)
         elif len(self._queue) < _PIPELINED:
             self._queue.append(request)
@@ -268,7 +291,7 @@ class Client(asyncio.Protocol):
     def respond(self, response: Response) -> None:
         """Write a whole answer of the gateway's own."""
         if self.answering is not None:
-            self.transport.write(response.encode(close=self.closes))
+            self.transport.write(response.encode(close=self.closes, bare=self.answering.method == b"HEAD"))
             self.finished()
 
     def finished(self) -> None:
@@ -280,7 +303,7 @@ class Client(asyncio.Protocol):
             self._deaf = True
             self.deadline = self._gateway.clock + self._gateway.config.stall_timeout
             self.transport.close()
-        elif self._queue:
+        elif self._queue and not self._paused:
             self._answer(self._queue.popleft())
         else:
             self._expect_next()
@@ -291,7 +314,7 @@ class Client(asyncio.Protocol):
 
     def drain(self) -> None:
         """Close once what is under way has been answered."""
-        if self.answering is None and self._reading is None:
+        if self.answering is None and self._reading is None and not self._queue:
             self._deaf = True
             self.transport.close()
 
@@ -315,9 +338,17 @@ class Client(asyncio.Protocol):
     def closes(self) -> bool:
         return self._close_after or self._gateway.draining
 
+    @property
+    def _free(self) -> bool:
+        """Whether the next request is answered at once."""
+        return self.answering is None and not self._paused
+
     def _expect_next(self) -> None:
         config = self._gateway.config
-        wait = config.idle_timeout if self.answering is None else config.request_timeout
+        if self._paused:
+            wait = config.stall_timeout
+        else:
+            wait = config.idle_timeout if self.answering is None else config.request_timeout
         self.deadline = self._gateway.clock + wait
 
     def _hold(self, request: Request, size: int) -> None:
@@ -336,7 +367,7 @@ class Client(asyncio.Protocol):
     def _refuse(self, error: Refusal) -> None:
         """Answer what cannot be read any further, and listen no more."""
         self._deaf = self._close_after = True
-        if self.answering is None:
+        if self.answering is None and not self._queue:  # else it would look like the answer to what came before
             self.transport.write(self._gateway.refused(error).encode(close=True))
             self.transport.write_eof()
             self.deadline = self._gateway.clock + _LINGER

@@ -168,9 +168,10 @@ def of_generation(asked: GenerateRequest, result: GenerateResult, body: bytes) -
 
 def decode(kept: Kept) -> Turn:
     """Read what passed. What cannot be read is left out, never guessed."""
-    asked = _json(kept.body)
-    parameters = asked.get("sampling_params") or asked.get("sampling") or asked if isinstance(asked, dict) else {}
-    sampling = {name: parameters[name] for name in _SAMPLING if name in parameters} if parameters else {}
+    body = _json(kept.body)
+    asked = body if isinstance(body, dict) else {}
+    given = asked.get("sampling_params") or asked.get("sampling") or asked
+    sampling = {name: given[name] for name in _SAMPLING if name in given} if isinstance(given, dict) else {}
     turn = Turn(
         kept.request_id,
         kept.endpoint,
@@ -235,9 +236,7 @@ def _complete(choice: Choice, kept: Kept) -> None:
         choice.spans = [Span(kept.first_version, 0, len(choice.token_ids))]
 
 
-def _prompt(asked: Any) -> list[int] | None:
-    if not isinstance(asked, dict):
-        return None
+def _prompt(asked: dict[str, Any]) -> list[int] | None:
     prompt = asked.get("token_ids", asked.get("prompt"))
     return prompt if isinstance(prompt, list) and all(type(id) is int for id in prompt) else None
 
@@ -255,5 +254,5 @@ def _messages(answer: bytes) -> list[dict[str, Any]]:
 def _json(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None

@@ -100,14 +100,15 @@ class Response(Struct):
     body: bytes
     content_type: bytes = b"application/json"
 
-    def encode(self, *, close: bool) -> bytes:
+    def encode(self, *, close: bool, bare: bool = False) -> bytes:
+        """`bare`: the head alone, which is what HEAD asks for."""
         return b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b" % (
             self.status,
             REASONS.get(self.status, b"Error"),
             self.content_type,
             len(self.body),
             b"connection: close\r\n" if close else b"",
-            self.body,
+            b"" if bare else self.body,
         )
 
 
