@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,9 +92,12 @@ async def test_a_fenced_workers_load_moves_and_a_lost_worker_is_fenced() -> None
     await proxy.close()
 
 
-async def test_a_worker_to_avoid_is_taken_only_when_it_is_the_only_one() -> None:
-    proxy = LLMProxy([SimWorker("a"), SimWorker("b")])
-    for n in range(20):
+@pytest.mark.parametrize("hardware", ["any", "H20"])
+async def test_a_worker_to_avoid_is_taken_only_when_it_is_the_only_one(hardware: str) -> None:
+    """Also where the policy would rather have it: here it is of the class that is asked for."""
+    router = AffinityRouter({"default": "any"}, random=Random(0))
+    proxy = LLMProxy([SimWorker("a", hardware="any"), SimWorker("b", hardware=hardware)], router=router)
+    for n in range(500):
         load = Load(proxy, f"t{n}")
         load.avoid = proxy.workers()[0]
         proxy.passages.enter(load)

@@ -19,7 +19,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from .errors import NoWorker
-from .fleet import Fleet, Slot
+from .fleet import ANY, Fleet, Slot
 from .gate import Gate
 from .routing import Router
 from .values import GenerateRequest, GenerateResult
@@ -113,6 +113,11 @@ class Passages:
             slot = self._router.choose(replace(carrier.request, trajectory_id="", prompt_ids=[]), self._fleet)
         if slot is None:
             return False
+        if (
+            slot is carrier.avoid
+        ):  # a policy may insist, as where it is the only one of its class, or the least loaded
+            others = (other for other in self._fleet.serving(ANY, carrier.request.tokens) if other is not slot)
+            slot = min(others, key=lambda other: other.load, default=slot)
         tokens = carrier.request.tokens
         slot.charge(tokens)
         self._carried[carrier] = (slot, tokens)
