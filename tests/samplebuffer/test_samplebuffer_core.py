@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from itertools import count
@@ -321,6 +322,33 @@ def test_a_callback_that_raises_or_calls_back_does_not_break_the_buffer(caplog) 
     assert buf.stats().callback_errors == 3 and "callback" in caplog.text
     assert [(r, ok, late) for r, ok, late, _ in seen] == [("stale", True, [False] * 3)] * 3
     assert [again.key for *_, again in seen if again] == [0, 0, 0]
+
+
+def test_a_callback_that_meets_a_cancelled_future_keeps_no_other_from_being_told() -> None:
+    buf = buffer(group_size=1, spare_members=2)
+    winner, *losers = take(buf, 3)
+    reasons: list[str] = []
+
+    def cancelled(reason) -> None:
+        raise asyncio.CancelledError
+
+    losers[0].on_cancel(cancelled)
+    for ticket in losers:
+        ticket.on_cancel(reasons.append)
+    assert run(winner) == "accepted"
+    assert reasons == ["surplus", "surplus"] and buf.stats().callback_errors == 1
+
+
+def test_an_error_without_a_text_fails_its_member_and_gives_the_group_up() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    buf = buffer(keys=[0], batch_groups=1, max_replacements=0)
+    assert take(buf)[0].fail(Mute())
+    assert [given_up.error for given_up in buf.stats().given_up] == ["Mute (its text raised RuntimeError)"]
+    with pytest.raises(Starved):
+        buf.get_batch_nowait()
 
 
 def test_misuse_names_the_ticket_and_leaves_the_buffer_as_it_was() -> None:

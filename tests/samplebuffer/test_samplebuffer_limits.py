@@ -55,6 +55,7 @@ def test_a_batch_always_fits(thousandths: int, batch_groups: int, spare: int) ->
         ("alpha", True),
         ("alpha", "much"),
         ("alpha", "1/0"),
+        ("alpha", "1e5000"),
         ("alpha", None),
         ("batch_groups", 0),
         ("batch_groups", 1.5),

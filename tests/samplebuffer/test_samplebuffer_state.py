@@ -141,6 +141,8 @@ def test_a_state_after_close_restores_the_unfinished() -> None:
         {"groups": {"samples": {"ticket_id": 8}}},
         {"groups": {"samples": {"start_version": 1}}},
         {"groups": {"samples": {"payload": "text"}}},
+        {"groups": {"samples": {"reward": float("nan")}}},
+        {"groups": {"samples": {"member": 2}}},
     ],
 )
 def test_what_is_not_a_state_is_refused(change: dict[str, Any]) -> None:

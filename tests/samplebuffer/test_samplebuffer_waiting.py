@@ -123,6 +123,19 @@ async def test_get_batch_times_out_on_the_loops_clock_and_reports_its_waits() ->
     assert waits.consumers == 0
 
 
+async def test_consumers_that_wait_together_count_once() -> None:
+    buf = buffer()
+
+    async def wait(after: float) -> None:
+        await asyncio.sleep(after)
+        with pytest.raises(TimeoutError):
+            await buf.get_batch(timeout=20)
+
+    await asyncio.gather(wait(0), wait(10), wait(60))
+    waits = buf.stats().waits
+    assert waits.get_batch_s == pytest.approx(50) and waits.get_batch_share == pytest.approx(50 / 80)
+
+
 async def test_an_advance_between_wake_and_look_is_seen() -> None:
     buf = buffer()
     tickets = [await buf.next_ticket() for _ in range(2)]

@@ -77,6 +77,7 @@ class SampleBuffer:
         self.core = core
         self._ticket_waiters: dict[asyncio.Future[Ticket | None], None] = {}  # in order of arrival
         self._batch_waiters: set[asyncio.Future[None]] = set()
+        self._waiting = 0  # consumers in get_batch
         self._waited = 0.0
         self._first_wait: float | None = None
         self._last_wait = 0.0
@@ -138,17 +139,24 @@ class SampleBuffer:
 
     async def wait_for_batch(self, timeout: float | None, take: Callable[[], Batch | None]) -> Batch:
         """What `take` gives, asked again whenever there is news. For faces that take batches their own way."""
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        self._first_wait = begun if self._first_wait is None else self._first_wait
+        self._count_wait(+1)
         try:
             async with asyncio.timeout(timeout):
                 while (batch := take()) is None:
                     await self._news()
                 return batch
         finally:
-            self._last_wait = loop.time()
-            self._waited += self._last_wait - begun
+            self._count_wait(-1)
+
+    def _count_wait(self, by: int) -> None:
+        """Add the time since the last change if some consumer waited then; two at once count once."""
+        now = asyncio.get_running_loop().time()
+        if self._first_wait is None:
+            self._first_wait = now
+        elif self._waiting:
+            self._waited += now - self._last_wait
+        self._waiting += by
+        self._last_wait = now
 
     def get_batch_nowait(
         self, *, partial: bool = False, trainer_version: int | None = None, cancel_spares: bool = False

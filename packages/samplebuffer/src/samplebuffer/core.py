@@ -37,6 +37,7 @@ Held by tests/samplebuffer/test_samplebuffer_machine.py, which checks every clai
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import isfinite
@@ -387,6 +388,6 @@ class Core:
             for callback in ticket.take_callbacks():
                 try:
                     callback(reason)
-                except Exception:  # it belongs to another producer than the caller
+                except (Exception, CancelledError):  # it belongs to another producer than the caller
                     self.callback_errors += 1
                     log.exception("the cancel callback of %r raised", ticket)

@@ -87,8 +87,9 @@ def check_version(version: int) -> None:
 def _exact(alpha: float | Fraction) -> str:
     try:
         exact = Fraction(str(alpha))
+        text = str(exact)  # Python refuses to write integers of thousands of digits
     except (ValueError, ZeroDivisionError):
         exact = Fraction(-1)
     if isinstance(alpha, bool) or exact < 0:
         raise InvalidConfig("alpha", alpha, "give a finite number of at least 0")
-    return str(exact)
+    return text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
+from math import isfinite
 from typing import Any, Protocol
 
 import msgspec
@@ -166,6 +167,8 @@ def _check(state: BufferState) -> None:
         (all(len(g.samples) <= limits.group_size for g in state.groups), "a group has too many members"),
         (all(group.lost <= limits.max_replacements for group in state.groups), "a group has lost too many members"),
         (all(oldest <= s.start_version <= state.version for s in samples), "a member is outside the bound"),
+        (all(_distinct([s.member for s in g.samples], g.issued) for g in state.groups), "a member's number is taken"),
+        (all(isfinite(sample.reward) for sample in samples), "a reward is not finite"),
         (all(isinstance(sample.payload, bytes) for sample in samples), "a payload is not bytes"),
     ):
         if not holds:

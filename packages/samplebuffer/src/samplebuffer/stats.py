@@ -38,7 +38,7 @@ class OffPolicy(msgspec.Struct, frozen=True):
 
 
 class Waits(msgspec.Struct, frozen=True):
-    """Who waits, and what share of the time since the first `get_batch` was spent in it."""
+    """Who waits, and what share of the time since the first `get_batch` some consumer spent in it."""
 
     producers: int
     consumers: int

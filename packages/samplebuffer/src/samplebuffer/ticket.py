@@ -107,6 +107,9 @@ def as_number(reward: Any) -> float:
 
 
 def as_text(error: BaseException | str) -> str:
-    """An error as a text that can be kept and sent."""
-    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    """An error as a text that can be kept and sent, also where asking the error for its text raises."""
+    try:
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    except Exception as second:
+        text = f"{type(error).__name__} (its text raised {type(second).__name__})"
     return text[:TEXT].encode(errors="replace").decode()
