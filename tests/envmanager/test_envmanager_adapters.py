@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -95,6 +96,17 @@ def test_own_chance_leaves_the_global_source_as_it_was():
 def test_wrong_names(name, said):
     with pytest.raises(UnknownEnv, match=said):
         named(name)
+
+
+def test_a_game_that_this_python_cannot_read_is_a_wrong_name(monkeypatch):
+    """Some of TextArena's games are written for newer Pythons, and are read when they are made."""
+
+    def make(id: str, **options: Any) -> Any:
+        raise SyntaxError("f-string: unmatched '['")
+
+    monkeypatch.setattr("textarena.make", make)
+    with pytest.raises(UnknownEnv, match="textarena:Chess-v0: f-string"):
+        named("textarena:Chess-v0")
 
 
 @pytest.mark.parametrize("name", ["leg_counting", "basic_arithmetic", "letter_counting"])

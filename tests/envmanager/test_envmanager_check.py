@@ -121,6 +121,8 @@ def test_names():
         ("envmanager.values:nothing", "has no attribute 'nothing'"),
         ("envmanager.errors:KINDS", "is a tuple"),
         ("gymnasium:Nope-v1", "gymnasium:Nope-v1: "),
+        ("shop:all?products=many", "has 'many' products; give it an integer"),
+        ("shop:all?products=0", "has 0 products"),
     ],
 )
 def test_wrong_names(name, said):

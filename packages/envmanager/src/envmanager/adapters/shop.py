@@ -156,8 +156,8 @@ class Shop:
     def __init__(self, category: str, *, products: int = 1000, catalogue_seed: int = 0, max_steps: int = 30) -> None:
         if category != "all" and category not in KINDS:
             raise UnknownEnv(f"shop:{category} is none of {', '.join(['shop:all', *(f'shop:{k}' for k in KINDS)])}")
-        if products < 1:
-            raise UnknownEnv(f"shop:{category} has {products} products; give it at least 1")
+        if not isinstance(products, int) or products < 1:
+            raise UnknownEnv(f"shop:{category} has {products!r} products; give it an integer of at least 1")
         self._catalogue = Catalogue(products, catalogue_seed, category)
         self._max_steps = max_steps
 

@@ -74,7 +74,7 @@ class TextArena:
             TextArenaEnv(id, options).reset(seed=0)
         except AssertionError as error:
             raise UnknownEnv(f"textarena:{id} is not for one player ({error})") from error
-        except (ValueError, KeyError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError, ImportError, SyntaxError) as error:  # games are imported here
             raise UnknownEnv(f"textarena:{id}: {str(error).strip()[:300]}") from error
 
     def __call__(self, key: str) -> TextArenaEnv:
