@@ -182,3 +182,12 @@ def test_no_token_is_lost_or_made_twice(
 
     with asyncio.Runner(loop_factory=async_solipsism.EventLoop) as runner:
         runner.run(scenario())
+
+
+async def test_one_that_is_cancelled_at_its_last_token_leaves_nothing_behind() -> None:
+    worker = SimWorker("w", prefill_rate=100.0, decode_rate=10.0)
+    running = asyncio.create_task(worker.generate(request()))
+    asyncio.get_running_loop().call_at(2.0 - 5e-7, running.cancel)  # closer to its end than loops tell times apart
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert worker.running == 0

@@ -17,8 +17,9 @@ class Barrier:
 
     def __init__(self) -> None:
         self._going = 0
-        self._arrived: set[asyncio.Future[None]] = set()
-        self._over: set[asyncio.Future[None]] = set()
+        # In order of arrival, so that a run on virtual time is the same each time.
+        self._arrived: dict[asyncio.Future[None], None] = {}
+        self._over: dict[asyncio.Future[None], None] = {}
 
     def join(self) -> None:
         """An episode begins."""
@@ -37,14 +38,14 @@ class Barrier:
         """Waits until no episode is going on."""
         await self._wait(self._over)
 
-    async def _wait(self, waiting: set[asyncio.Future[None]]) -> None:
+    async def _wait(self, waiting: dict[asyncio.Future[None], None]) -> None:
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting.add(mine)
+        waiting[mine] = None
         self._pass()
         try:
             await mine
         finally:
-            waiting.discard(mine)
+            waiting.pop(mine, None)
 
     def _pass(self) -> None:
         if len(self._arrived) >= self._going:
@@ -53,7 +54,7 @@ class Barrier:
             _release(self._over)
 
 
-def _release(waiting: set[asyncio.Future[None]]) -> None:
+def _release(waiting: dict[asyncio.Future[None], None]) -> None:
     for waiter in waiting:
         if not waiter.done():
             waiter.set_result(None)

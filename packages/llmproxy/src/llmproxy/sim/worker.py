@@ -242,7 +242,8 @@ class SimWorker:
         finally:
             if self._jobs.get(id) is job:  # cancelled: nothing stays behind
                 self._advance()
-                self._drop(job)
+                if self._jobs.get(id) is job:  # that may have been its last token
+                    self._drop(job)
                 self._schedule()
 
     def taken(self, key: str) -> bool:
