@@ -17,13 +17,14 @@ from resmgr.status import Status
 
 pytestmark = pytest.mark.real
 
+SCRIPT = "import sys; from resmgr.cli import main; sys.exit(main())"
+
 
 @contextlib.asynccontextmanager
 async def command(*arguments: str) -> AsyncIterator[asyncio.StreamReader]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "import sys; from resmgr.cli import main; sys.exit(main())", *arguments,
-        stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable, "-c", SCRIPT, *arguments, stdout=asyncio.subprocess.PIPE
+    )
     assert process.stdout is not None
     try:
         yield process.stdout
@@ -66,6 +67,18 @@ async def test_status_as_json(place, busy):
     async with command("status", "--json", place.url, "--namespace", place.namespace) as out:
         status = json.loads(await out.read())
     assert status["counts"] == {"registered": 2, "bound": 1, "fell_back": 1}
+
+
+async def test_a_reader_that_has_seen_enough_is_no_error(place, busy):
+    shell = 'set -o pipefail; "$@" | true'
+    arguments = ("-c", SCRIPT, "status", "--watch", "--json", place.url, "--namespace", place.namespace)
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", shell, "bash", sys.executable, *arguments, stderr=asyncio.subprocess.PIPE
+    )
+    ended = asyncio.ensure_future(process.communicate())
+    while not ended.done():
+        await busy.release(await busy.bind(Request("late", prefer=["H20"]), timeout=0))
+    assert (process.returncode, (await ended)[1]) == (0, b"")
 
 
 async def test_watch_prints_again_when_something_happens(place, busy):

@@ -161,7 +161,7 @@ async def test_a_binding_that_is_being_granted_again_can_be_released(place):
     await rm.bind(Request("x", prefer=["H800"], amount=4), timeout=5)
 
 
-async def test_a_binding_lost_while_its_release_fails_is_gone(place):
+async def test_a_release_that_fails_is_carried_out_when_the_store_is_back(place):
     rm = await place.connect(patience=0.2, io_timeout=1)
     await rm.register(Pool("a", hardware="H800", total=8))
     binding = await rm.bind(Request("x", prefer=["H800"], amount=4), timeout=0)
@@ -170,10 +170,27 @@ async def test_a_binding_lost_while_its_release_fails_is_gone(place):
     with pytest.raises(StoreUnavailable):
         await releasing
     assert rm.bindings == {binding.id: binding}
+    with pytest.raises(StoreUnavailable):
+        await rm.release(binding)
+    await place.client.client_unpause()
+    await rm.bind(Request("x", prefer=["H800"], amount=8), timeout=30)
+    assert binding.id not in rm.bindings
+
+
+async def test_a_binding_lost_while_its_release_fails_is_gone(place):
+    rm = await place.connect(patience=0.2, io_timeout=1)
+    await rm.register(Pool("a", hardware="H800", total=8))
+    binding = await rm.bind(Request("x", prefer=["H800"], amount=4), timeout=0)
+    await place.client.client_pause(2500)
+    with pytest.raises(StoreUnavailable):
+        await rm.release(binding)
+    await place.client.client_unpause()
     await place.expire(binding.owner)
-    while rm.stats().lost == 0:
+    while rm.bindings:
         await rm.status()
-    assert {b.id: b.token for b in (await rm.status()).bindings} == {b.id: b.token for b in rm.bindings.values()}
+    while rm.stats().sessions == 1:
+        await rm.status()
+    assert (await rm.status()).bindings == () and rm.bindings == {}
 
 
 async def own_server(directory: Path) -> EmbeddedServer:

@@ -4,7 +4,19 @@ import asyncio
 
 import pytest
 
-from resmgr import Binding, BindingBusy, BindTimeout, Closed, Node, Pool, Request, ResourceManager, wire
+from resmgr import (
+    Binding,
+    BindingBusy,
+    BindTimeout,
+    Closed,
+    Invalid,
+    Node,
+    Pool,
+    Request,
+    ResourceManager,
+    StaleBinding,
+    wire,
+)
 
 pytestmark = pytest.mark.real
 
@@ -167,6 +179,52 @@ async def test_a_bind_that_arrives_after_its_withdrawal_is_not_granted(rm):
     late = ("bind", session, "late", wire.spec_of(request), "1", "", b"")
     assert await rm._store.call(*late) == [b"withdrawn"]
     await rm.bind(request, timeout=0)
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), -1, "5", True])
+async def test_a_timeout_that_means_nothing_is_refused(rm, timeout):
+    request = Request("x", prefer=["H800"])
+    binding = await rm.bind(request, timeout=float("inf"))
+    for asked in (rm.bind(request, timeout), rm.bind_all([request], timeout), rm.reconfigure(binding, 2, timeout)):
+        with pytest.raises(Invalid, match="timeout="):
+            await asked
+    assert [b.amount for b in (await rm.status()).bindings] == [1]
+
+
+@pytest.mark.parametrize("steps", range(5))
+@pytest.mark.parametrize("amount", [1, 4])
+async def test_a_cancelled_reconfigure_is_done_or_not_and_the_manager_knows(rm, steps, amount):
+    binding = await rm.bind(Request("x", prefer=["H800"], amount=2), timeout=0)
+    task = asyncio.create_task(rm.reconfigure(binding, amount))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    await rm.check(binding)
+    assert (await rm.status()).bindings == tuple(rm.bindings.values())
+    assert (await rm.reconfigure(binding, 3)).amount == 3
+
+
+async def test_a_change_that_the_manager_missed_is_told_once(rm):
+    binding = await rm.bind(Request("x", prefer=["H800"], amount=2), timeout=0)
+    session, spec = await rm._session.ready(), wire.spec_of(Request("x", prefer=["H800"]))
+    await rm._store.call("reconfigure", session, binding.id, str(binding.token), 2000, 3000, spec, "0", "")
+    with pytest.raises(StaleBinding, match="changed to 3 meanwhile"):
+        await rm.reconfigure(binding, 1)
+    assert (await rm.reconfigure(rm.bindings[binding.id], 1)).amount == 1
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_cancelled_release_is_carried_out(rm, steps):
+    binding = await rm.bind(Request("x", prefer=["H800"], amount=4), timeout=0)
+    task = asyncio.create_task(rm.release(binding))
+    await asyncio.sleep(0)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    await rm.bind(Request("y", prefer=["H800"], amount=4), timeout=5)
+    assert binding.id not in rm.bindings
 
 
 async def test_those_who_wait_at_close_are_told(rm):

@@ -38,6 +38,8 @@ def test_every_amount_survives_the_way_to_the_store(milli):
         ({"amount": 3, "chunk": 1.5}, "whole units, or a fraction"),
         ({"amount": 1.5, "spread": True}, "whole number to be spread"),
         ({"priority": 5000}, "within -1000..1000"),
+        ({"priority": 0.5}, "whole number within -1000..1000"),
+        ({"priority": "1"}, "whole number within -1000..1000"),
         ({"apart": ["x\n"]}, "Request.apart"),
         ({"labels": {"zone": 1}}, "strings to strings"),
         ({"labels": None}, "strings to strings"),

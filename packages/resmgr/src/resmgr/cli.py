@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator
 
@@ -23,6 +24,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         asyncio.run(options.run(options))
+    except (
+        BrokenPipeError
+    ):  # whoever read our output has seen enough; the interpreter's own flush is not to fail, too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except ResmgrError as error:
         print(f"resmgr: {error}", file=sys.stderr)
         return 2

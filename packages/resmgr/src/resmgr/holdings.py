@@ -1,11 +1,13 @@
 """What one manager has bound, and how it gets back what it loses.
 
 Invariant (tests: `test_resmgr_model.py`, `test_resmgr_failover.py`): a binding that is lost is asked for again under
-the same id, ahead of newcomers, until it is granted or released, or no class could hold it for two TTLs.
+the same id, ahead of newcomers, until it is granted or released, or no class could hold it for two TTLs; one that is
+given up is never asked for again, and goes as soon as the store answers, whether or not its caller still waits.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,7 +15,7 @@ import msgspec
 
 from resmgr import wire
 from resmgr.asking import wants_again
-from resmgr.errors import Infeasible, StaleBinding
+from resmgr.errors import Infeasible, StaleBinding, StoreUnavailable
 from resmgr.refusals import stale
 from resmgr.session import Session
 from resmgr.store import Store
@@ -49,6 +51,7 @@ class Holdings:
         self._session = session
         self._waiting = waiting
         self._create_task = create_task
+        waiting.on_changed = self._changed
         self._held: dict[str, Held] = {}
         self._rebinding: dict[str, asyncio.Task[None]] = {}
 
@@ -81,28 +84,36 @@ class Holdings:
         if held is None:
             await self._release(binding)
             return
-        key = binding.id
-        rebinding = self._rebinding.get(key)
+        rebinding = self._rebinding.pop(binding.id, None)
         if rebinding is not None:
+            del self._held[binding.id]
             rebinding.cancel()
             await asyncio.wait([rebinding])
-            self._rebinding.pop(key, None)  # it may have been cancelled before its first step
-            self._held.pop(key, None)
             return
-        held.leaving = True
+        again, held.leaving = held.leaving, True
         try:
-            await self._release(binding)
-        except StaleBinding:
-            self._held.pop(key, None)
+            await self._give_up(held, again)
+        except (asyncio.CancelledError, StoreUnavailable):
+            if not again:
+                self._waiting.spawn(self._give_up(held, True, math.inf))
             raise
-        except BaseException:
-            held.leaving = False  # unless it was lost meanwhile, it is still ours
-            raise
-        self._held.pop(key, None)
 
-    async def _release(self, binding: Binding) -> None:
-        answer, repeated = await self._store.call_counted("release", binding.id, str(binding.token), "0")
-        if answer[0] == b"stale" and not repeated:
+    async def _give_up(self, held: Held, again: bool, patience: float | None = None) -> None:
+        try:
+            await self._release(held.binding, again, patience)
+        except StaleBinding:
+            self._forget(held)
+            raise
+        self._forget(held)
+
+    def _forget(self, held: Held) -> None:
+        if self._held.get(held.binding.id) is held:
+            del self._held[held.binding.id]
+
+    async def _release(self, binding: Binding, again: bool = False, patience: float | None = None) -> None:
+        args = ("release", binding.id, str(binding.token), "0")
+        answer, repeated = await self._store.call_counted(*args, patience=patience)
+        if answer[0] == b"stale" and not (repeated or again):
             raise stale(binding, answer)
 
     def hear(self, kind: str, key: str, body: bytes) -> None:
@@ -110,11 +121,17 @@ class Holdings:
         held = self._held.get(key.removesuffix(GROWS))
         if kind == "granted":
             if not self._waiting.grant(key, body) and held is not None:
-                (held.binding,) = wire.bindings_of([held.binding.id], body)  # grown, for a caller that is gone
+                self._changed(held.binding.id, body)  # grown, for a caller that is gone
         elif held is not None and held.binding.token == int(body):
             self._ask_again(held)
         else:
             self._waiting.lose(key, int(body))
+
+    def _changed(self, key: str, packed: bytes) -> None:
+        held = self._held.get(key)
+        (now,) = wire.bindings_of([key], packed)
+        if held is not None and held.binding.token == now.token:
+            held.binding = now
 
     async def restore(self) -> None:
         """Asks again for all that stood under an earlier session."""

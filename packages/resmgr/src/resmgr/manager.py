@@ -24,7 +24,7 @@ from resmgr.refusals import stale
 from resmgr.session import Session, SessionEnded
 from resmgr.status import Status, read_status
 from resmgr.store import Store
-from resmgr.values import Binding, Event, Pool, Request, check_labels
+from resmgr.values import Binding, Event, Pool, Request, check_labels, check_timeout
 from resmgr.waiting import GROWS, Waiting
 
 log = logging.getLogger("resmgr")
@@ -165,6 +165,7 @@ class ResourceManager:
         hold it any more.
         """
         request.validate()
+        check_timeout(timeout)
         (binding,) = await self._waiting.acquire(wants_one(self._store, request, timeout))
         self._holdings.keep(Held(binding, request, on_rebind))
         return binding
@@ -181,6 +182,7 @@ class ResourceManager:
             raise Invalid(f"bind_all of {len(requests)} requests: give 1 to {MOST_PARTS}")
         for request in requests:
             request.validate()
+        check_timeout(timeout)
         bindings = await self._waiting.acquire(wants_all(self._store, requests, timeout))
         for binding, request in zip(bindings, requests, strict=True):
             self._holdings.keep(Held(binding, request, on_rebind))
@@ -205,6 +207,7 @@ class ResourceManager:
             raise BindingBusy(f"binding {binding.id} still waits to grow; cancel that reconfigure first")
         request = msgspec.structs.replace(held.request, amount=amount, min_amount=None)
         request.validate()
+        check_timeout(timeout)
         (new,) = await self._waiting.acquire(wants_amount(self._store, held.binding, request, timeout, leave))
         if new.amount != amount:
             raise BindTimeout(f"amount={amount} of {binding.hardware} did not become free within {timeout} s")

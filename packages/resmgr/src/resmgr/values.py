@@ -5,7 +5,7 @@ All are frozen: a change is a new value. `validate` refuses what no store could 
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import msgspec
 
@@ -37,6 +37,16 @@ def check_labels(field: str, labels: object) -> None:
     for name, value in labels.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise Invalid(f"{field}={{{name!r}: {value!r}}} must map strings to strings")
+
+
+def check_timeout(timeout: object) -> None:
+    """Seconds from 0 on, `inf` included; None waits for ever."""
+    if timeout is not None and not (_is_number(timeout) and timeout >= 0):  # NaN is not
+        raise Invalid(f"timeout={timeout!r} must be at least 0 s, or None to wait for ever")
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -127,8 +137,10 @@ class Request(msgspec.Struct, frozen=True):
         if self.gang and self.min_amount not in (None, self.amount):
             raise Invalid(f"Request.min_amount={self.min_amount} must be left out of a gang: it is granted whole")
         check_labels("Request.labels", self.labels)
-        if not -1000 <= self.priority <= 1000:
-            raise Invalid(f"Request.priority={self.priority} must be within -1000..1000; higher goes first")
+        if type(self.priority) is not int or not -1000 <= self.priority <= 1000:
+            raise Invalid(
+                f"Request.priority={self.priority!r} must be a whole number within -1000..1000; higher goes first"
+            )
         self._check_chunk(amount)
 
     def _check_chunk(self, amount: int) -> None:

@@ -47,10 +47,12 @@ class Waiting:
         self._store = store
         self._session = session
         self._check_open = check_open
-        self._spawn = spawn
+        self.spawn = spawn
         self._granted: dict[str, asyncio.Future[bytes]] = {}
         self._targets: set[str] = set()
         self._lost: dict[str, int] = {}
+        self.on_changed: Callable[[str, bytes], None] = lambda target, packed: None
+        """Hears what a binding is now that was changed without its caller having heard of it."""
 
     def __contains__(self, wait: str) -> bool:
         return wait in self._granted
@@ -101,6 +103,9 @@ class Waiting:
                         continue
                 case [b"session"]:
                     self._session.ended(session)
+                case [b"changed", packed]:
+                    self.on_changed(want.targets[0], packed)
+                    raise refusal(answer, want.requests, want.targets[0])
                 case _:
                     raise refusal(answer, want.requests, want.targets[0])
 
@@ -115,11 +120,14 @@ class Waiting:
         """Gives back, as soon as the store answers, what a caller that is gone may have been granted."""
         for target in targets:
             self._lost.pop(target, None)
-        self._spawn(self._withdraw(wait, targets))
+        self.spawn(self._withdraw(wait, targets))
 
     async def _withdraw(self, wait: str, targets: Sequence[str]) -> None:
-        keep = "1" if wait.endswith(GROWS) else "0"
-        await self._store.call("withdraw", wait, wire.encode(targets), keep, patience=math.inf)
+        grows = wait.endswith(GROWS)
+        args = (wait, wire.encode(targets), "1" if grows else "0")
+        answer = await self._store.call("withdraw", *args, patience=math.inf)
+        if grows and answer[0] == b"granted":
+            self.on_changed(targets[0], answer[1])
 
     def grant(self, wait: str, packed: bytes) -> bool:
         """The store granted what waited; False when nobody waits for it any more."""
