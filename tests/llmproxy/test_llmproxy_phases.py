@@ -74,6 +74,34 @@ async def test_a_later_turn_finds_its_prefix_at_both() -> None:
     assert second.timing.running == pytest.approx(0.5 + 0.03 + 2.0)  # what the decode worker made is not sent
 
 
+async def test_a_context_that_the_prefill_worker_lost_is_continued_where_it_is() -> None:
+    """The prefill worker keeps one context, and two trajectories take turns: each finds its own gone."""
+    p, d = prefiller(cache_tokens=0), decoder(speed=Rates(FAST, 10.0, FAST, handoff=1_000.0))
+    proxy = LLMProxy([p, d])
+    contexts = {id: [1] * 100 for id in ("s", "t")}
+    where: dict[str, list[str]] = {"s": [], "t": []}
+    for _ in range(4):
+        for id in contexts:
+            result = await proxy.generate(GenerateRequest(id, contexts[id], 20))
+            where[id].append(result.timing.prefill_worker)
+            contexts[id] = contexts[id] + result.token_ids + [2] * 30
+    # The first turn is new, the second finds nothing left of it; from then on the decode worker has all of it.
+    assert where == {"s": ["p", "p", "", ""], "t": ["p", "p", "", ""]}
+    assert proxy.stats().local == 4 and idle(proxy, p, d)
+
+
+async def test_many_new_tokens_are_prefilled_apart_even_then() -> None:
+    p, d = prefiller(cache_tokens=0), decoder()
+    proxy = LLMProxy([p, d, prefiller("q", cache_tokens=0)], config=ProxyConfig(short_prefill=29))
+    context = [1] * 100
+    for turn in range(3):
+        await proxy.generate(GenerateRequest(f"s{turn}", [1] * 100, 1))
+        result = await proxy.generate(GenerateRequest("t", context, 20))
+        context = context + result.token_ids + [2] * 30
+        assert result.timing.prefill_worker
+    assert proxy.stats().local == 0
+
+
 @pytest.mark.parametrize(("prefills", "decodes"), [(1, 3), (2, 2), (3, 1)])
 async def test_pools_of_unequal_size_are_scheduled_by_load(prefills: int, decodes: int) -> None:
     ps = [prefiller(f"p{i}") for i in range(prefills)]

@@ -18,6 +18,9 @@ class ProxyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Workers that one request may lose before it fails."""
     patience: float = 60.0
     """How long a request waits for a worker to serve before NoWorker, while the gate is open."""
+    short_prefill: int = 2048
+    """Where prefill and decode are apart: the most new tokens that a decode worker computes itself, once the prefill
+    worker is seen to have lost the rest of their context."""
     answer: float = 30.0
     """How long a worker may take to answer pause, resume, interrupt or probe."""
     update: float = 600.0
@@ -52,7 +55,8 @@ class ProxyStats(Struct, frozen=True):
     """A snapshot.
 
     `requests` are the ledger's counts, `lost` the requests whose worker was lost under them, `unsplit` those that a
-    decode worker prefilled itself, as no prefill worker served.
+    decode worker prefilled itself, as no prefill worker served, `local` those that it prefilled as it held their
+    prefix.
     """
 
     version: int
@@ -63,3 +67,4 @@ class ProxyStats(Struct, frozen=True):
     workers: list[WorkerStats]
     prefill_router: dict[str, int] = {}
     unsplit: int = 0
+    local: int = 0

@@ -205,6 +205,7 @@ class Flights:
         cached = answer.timing.cached_tokens if handoff is None else handoff.cached_tokens
         answer = replace(answer, timing=_timing(entry, cached))
         self._router.served(entry.request, slot, answer)
+        self._prefills.served(entry.request, slot, answer)
         return answer
 
     def _exhausted(self, entry: Entry) -> GenerateResult:

@@ -132,7 +132,7 @@ class LLMProxy:
         self._gate.allow(version)
         self._flights.allow(version)
         self._router.flushed()
-        self._prefill_router.flushed()
+        self._prefills.flushed()
         for slot in slots.values():
             if slot.id in held:
                 self._gate.prove(slot.id, version)
@@ -290,6 +290,7 @@ class LLMProxy:
             router=self._router.stats(),
             prefill_router=self._prefill_router.stats(),
             unsplit=self._prefills.unsplit,
+            local=self._prefills.local,
             workers=[
                 WorkerStats(
                     s.id, s.hardware, s.worker.version, s.load, s.running, self._gate.reason(s.id), s.role, s.charged
