@@ -3,8 +3,8 @@
 python examples/envmanager_evaluate.py http://localhost:8000/v1 MODEL [EPISODES]
 """
 
+import argparse
 import asyncio
-import sys
 
 from envmanager import collect
 from envmanager.adapters.gymnasium import Gymnasium
@@ -20,4 +20,8 @@ async def main(url: str, model: str, episodes: int = 256) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:4])))
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("url", help="up to /v1")
+    words.add_argument("model", help="its name at that endpoint")
+    words.add_argument("episodes", nargs="?", type=int, default=256)
+    asyncio.run(main(**vars(words.parse_args())))

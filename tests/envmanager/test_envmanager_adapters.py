@@ -91,6 +91,9 @@ def test_own_chance_leaves_the_global_source_as_it_was():
         ("reasoning-gym:leg_counting?legs=3", "legs"),
         ("textworld:/no/such/file.z8", "make one with tw-make"),
         ("textworld:pyproject.toml", "none of .z8, .json, .tw-pddl"),
+        ("textworld:tw-simple?rewards=many", "rewards"),
+        ("textworld:tw-simple?rooms=3", "required"),
+        ("textworld:pyproject.toml?rewards=dense", "tw-simple"),
     ],
 )
 def test_wrong_names(name, said):
@@ -193,3 +196,11 @@ async def test_textworld_in_alfworlds_format(tmp_path):
 async def test_textworld_plays_the_file_that_a_key_names(game):
     folder = named(f"textworld:{game.parent}")
     assert (await EnvManager(folder, Says("look")).run("game.json", 0)).outcome.kind == "stopped"
+
+
+@pytest.mark.parametrize("name", ["tw-simple?rewards=dense&goal=brief", "tw-coin_collector?level=5"])
+async def test_textworld_makes_a_game_of_each_key(name):
+    make_env = named(f"textworld:{name}")
+    first, again, other = (make_env(key).reset(seed=0) for key in ("a", "a", "b"))
+    assert first == again and first != other
+    await keeps_the_contract(f"textworld:{name}", limits=Limits(max_turns=100))

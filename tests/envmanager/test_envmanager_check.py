@@ -18,6 +18,12 @@ from envmanager.naming import named
 HERE = __name__
 
 
+@pytest.fixture(autouse=True)
+def _busy_machine(monkeypatch):
+    """What else runs here may hold the loop for longer than the check allows."""
+    monkeypatch.setattr("envmanager.check.LONGEST_HOLD_S", 1.0)
+
+
 class Good:
     """A counter that ends after `turns` steps."""
 
@@ -74,7 +80,7 @@ class Holds(Good):
         super().__init__(key, 1)
 
     def step(self, action: str) -> Any:
-        time.sleep(0.12)
+        time.sleep(1.2)
         return super().step(action)
 
 
@@ -83,7 +89,7 @@ class Holds(Good):
     [
         (FourTuple, "contract (data)", "5-tuple"),
         (Silent, "contract (data)", 'no info["actions"]'),
-        (Endless, "termination", "set max_turns"),
+        (Endless, "termination", "max_episode_steps=100"),
         (Unseeded, "determinism", "reset(seed)"),
         (Shared, "isolation", "keep it in self"),
         (Holds, "loop", "remove `blocking = False`"),
@@ -130,6 +136,13 @@ def test_wrong_names(name, said):
         named(name)
 
 
+def test_modules_of_the_current_directory_are_found(tmp_path, monkeypatch):
+    (tmp_path / "maze_of_this_test.py").write_text("class Maze:\n    blocking = False\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    assert named("maze_of_this_test:Maze").__name__ == "Maze"
+
+
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "envmanager.adapters.gymnasium", raising=False)
     monkeypatch.setitem(sys.modules, "gymnasium", None)
@@ -152,6 +165,9 @@ def test_command_line(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("a\n"))
     assert main(["play", f"{HERE}:Good", "--policy", "human"]) == 0
     assert "stopped after 1 turns, reward 1" in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["play", f"{HERE}:Good", "--policy", "human"]) == 2
+    assert "the input ended before the first action" in capsys.readouterr().err
     assert main(["play", f"{HERE}:FourTuple"]) == 2
     assert "5-tuple" in capsys.readouterr().err
     assert main(["check", "nope"]) == 2

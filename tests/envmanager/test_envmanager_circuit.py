@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.envmanager.fakes import BufferClosed, FakeBuffer, FakePolicy, World, virtual
 
-from envmanager import BackendDown, Circuit, Limits, RolloutScheduler
+from envmanager import BackendDown, Circuit, Limits, RewardError, RolloutScheduler, Trajectory
 from envmanager.backends import Routed
 
 
@@ -99,6 +99,31 @@ def test_an_outage_without_end_is_an_error_not_a_wait():
         circuit = Circuit(threshold=4, limit=3)
         rollouts = RolloutScheduler(world, FakePolicy(), buffer, circuit=circuit, limits=Limits(reset_retries=0))
         with pytest.raises(BackendDown, match=r"3 pauses did not help; the last failure: 'k\d+' in reset: .*no pods"):
+            await rollouts.run()
+        assert not world.alive and all(ticket.fate for ticket in buffer.tickets)
+
+    virtual(scenario())
+
+
+def test_rewards_that_do_not_come_stop_the_rollout_before_they_burn_its_tasks():
+    async def scenario() -> None:
+        world, buffer = World(), FakeBuffer([f"k{n}" for n in range(100)])
+        ends, tried = 100.0, []
+
+        async def reward(trajectory: Trajectory) -> float:
+            tried.append(now := asyncio.get_running_loop().time())
+            if now < ends:
+                raise RewardError("no answer")
+            return 1.0
+
+        options: dict[str, Any] = {"concurrency": 4, "closed": (BufferClosed,), "reward": reward}
+        await RolloutScheduler(world, FakePolicy(), buffer, circuit=Circuit(threshold=4), **options).run()
+        fates = [ticket.fate for ticket in buffer.tickets]
+        assert 4 <= fates.count("failed") <= 16 and fates.count("finished") == 100 - fates.count("failed")
+
+        ends, buffer = 1e9, FakeBuffer([f"k{n}" for n in range(1000)])
+        rollouts = RolloutScheduler(world, FakePolicy(), buffer, circuit=Circuit(threshold=4, limit=3), **options)
+        with pytest.raises(BackendDown, match=r"no reward comes, and 3 pauses did not help; .*no answer"):
             await rollouts.run()
         assert not world.alive and all(ticket.fate for ticket in buffer.tickets)
 

@@ -37,6 +37,16 @@ async def test_local_reward_runs_in_a_thread():
     await reward.close()
 
 
+async def test_whatever_a_local_reward_raises_arrives():
+    def function(trajectory: Trajectory) -> float:
+        return next(iter([]))
+
+    reward = LocalReward(function)
+    with pytest.raises(RewardError, match="StopIteration"):
+        await asyncio.wait_for(reward(trajectory()), 20)
+    await reward.close()
+
+
 async def test_url_reward_sends_the_trajectory():
     got: list[Trajectory] = []
 

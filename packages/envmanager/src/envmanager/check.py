@@ -92,7 +92,10 @@ async def check(
 def _termination(first: Trajectory) -> Finding:
     if first.outcome.kind in ("terminated", "truncated"):
         return Finding("termination", True, f"{first.outcome.kind} by itself")
-    remedy = f"still running after {len(first.turns)} random turns: truncate it, or set max_turns"
+    remedy = (
+        f"still running after {len(first.turns)} random turns. Chance may never reach its end: "
+        "truncate it (gymnasium:ID?max_episode_steps=100 does), or rely on Limits(max_turns=...)"
+    )
     return Finding("termination", False, remedy)
 
 

@@ -7,6 +7,8 @@ Invariant: a wrong name is an UnknownEnv that says what is wrong with it
 
 import functools
 import importlib
+import os
+import sys
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -60,8 +62,12 @@ def named(name: str) -> MakeEnv:
 
 
 def imported(path: str) -> Any:
-    """The object at `module:attribute`, called nothing yet."""
+    """The object at `module:attribute`, called nothing yet. Modules are looked for as by Python, then in the current
+    directory.
+    """
     module, _, attribute = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except (ImportError, ValueError, AttributeError) as error:

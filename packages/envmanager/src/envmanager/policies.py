@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from envmanager.errors import DataError
+from envmanager.errors import DataError, PolicyError
 from envmanager.values import Action, Episode
 
 
@@ -32,7 +32,7 @@ class RandomPolicy:
 
 
 class HumanPolicy:
-    """Shows the observation and asks; the end of input ends the episode."""
+    """Shows the observation and asks; the end of input ends the episode, or is an error where none has begun."""
 
     def __init__(self, ask: Callable[[str], str] = input) -> None:
         self._ask = ask
@@ -41,4 +41,6 @@ class HumanPolicy:
         try:
             return Action(text=await asyncio.to_thread(self._ask, "> "))
         except EOFError:
+            if not episode.turns:
+                raise PolicyError("the input ended before the first action") from None
             return None

@@ -99,9 +99,9 @@ class RolloutScheduler:
 
     `reward(trajectory)` scores each finished trajectory (None: the sum of the environment's rewards), at most
     `scoring` at a time; when that is full, slots wait. `closed` are further exceptions of `next_ticket` that mean
-    the ordinary end, such as the groups' own Closed. When episodes only fail, the `circuit` pauses and probes; with
-    `Routed` backends each has a copy of it, and the tickets of one that is down wait beside the slots, as many as
-    the groups have room for. `stall_after` seconds in one phase are reported.
+    the ordinary end, such as the groups' own Closed. When episodes only fail, the `circuit` pauses and probes, and so
+    does a copy of it when scoring only fails. With `Routed` backends each has a copy too, and the tickets of one that
+    is down wait beside the slots, as many as the groups have room for. `stall_after` seconds in a phase are reported.
     """
 
     def __init__(
@@ -145,6 +145,7 @@ class RolloutScheduler:
         self._idle: list[EnvManager] = []
         self._runs: set[_Run] = set()
         self._circuit = circuit or Circuit()
+        self._scores = copy.deepcopy(self._circuit)
         self._circuits: dict[str, Circuit] = {}
         self._backend_of: Callable[[str], str] | None = getattr(make_env, "backend_of", None)
         self._something_ended = asyncio.Event()
@@ -183,6 +184,7 @@ class RolloutScheduler:
         while True:
             await self._slots.acquire()
             try:
+                await self._admitted(self._scores)
                 if self._backend_of is None:
                     await self._admitted(self._circuit)
                 ticket = await self._groups.next_ticket()
@@ -201,8 +203,9 @@ class RolloutScheduler:
         loop = asyncio.get_running_loop()
         while (delay := circuit.admit(loop.time())) != 0.0:
             if circuit.state == "broken":
+                what = "no reward comes" if circuit is self._scores else "no episode gets through"
                 tries = f"{circuit.limit} pauses did not help"
-                raise BackendDown(f"no episode gets through, and {tries}; the last failure: {self._last_error}")
+                raise BackendDown(f"{what}, and {tries}; the last failure: {self._last_error}")
             if delay is not None:
                 await asyncio.sleep(delay)
                 continue
@@ -253,12 +256,16 @@ class RolloutScheduler:
             run.circuit.succeeded()
             if self._reward is not None:
                 trajectory = await self._score(run, trajectory, self._reward)
+                self._scores.succeeded()
         except RolloutError as error:
             log.warning("trajectory %s failed (%s): %s", ticket.id, error.kind, error)
             run.ended = True
             self._stats.failed[error.kind] += 1
             if run.trajectory is None:
                 self._judge(run.circuit, error)
+                self._scores.untold(asyncio.get_running_loop().time())
+            else:
+                self._judge(self._scores, error)
             ticket.fail(error.bare())
             return
         answer = ticket.finish(trajectory, trajectory.reward)
@@ -346,8 +353,10 @@ class RolloutScheduler:
         self._runs.discard(run)
         self._leave(run)
         if not run.ended:
+            now = asyncio.get_running_loop().time()
             if run.admitted and run.trajectory is None:
-                run.circuit.untold(asyncio.get_running_loop().time())
+                run.circuit.untold(now)
+            self._scores.untold(now)
             self._stats.cancelled[run.reason or "scheduler"] += 1
             self._stats.cut.add(*run.length)
             if not run.reason:

@@ -1,23 +1,28 @@
-"""TextWorld's game files (`textworld:FILE`): made by `tw-make` (.z8, or .json without a compiler), or ALFWorld's
-(.tw-pddl, with the extra `alfworld`). Needs the extra `textworld`.
+"""TextWorld's games: made here, one for each key (`textworld:tw-simple?rewards=dense&goal=brief`), or game files
+(`textworld:FILE`) as `tw-make` writes them (.z8, .json), or ALFWorld's (.tw-pddl, with the extra `alfworld`). Needs
+the extra `textworld`.
 
-Invariant: an episode's rewards sum to the share of the game's score that was won
-(test_envmanager_adapters.py::test_textworld_is_won_by_its_walkthrough).
+Invariants (test_envmanager_adapters.py):
+- an episode's rewards sum to the share of the game's score that was won (test_textworld_is_won_by_its_walkthrough);
+- equal keys are one game (test_textworld_makes_a_game_of_each_key).
 """
 
-import threading
+import re
 import warnings
 from pathlib import Path
 from typing import Any
 
 import textworld as library
+from textworld.challenges import CHALLENGES
 
+from envmanager.adapters.textgames import ONE_AT_A_TIME, Games
 from envmanager.errors import UnknownEnv
 
 # Jericho knows no scores of games that TextWorld made; TextWorld adds them itself.
 warnings.filterwarnings("ignore", message=".*is not fully supported")
-# TextWorld's parsers and grammars keep state outside their games; games themselves take milliseconds.
-ONE_AT_A_TIME = threading.Lock()
+# A thousand characters of lettering before a game's first words, and the status line after its prompt.
+BANNER = re.compile(r"\A(?:[ _$>/\\|]*\n)+")
+STATUS = re.compile(r"\n>\s+-=.*\Z")
 KINDS = (".z8", ".json", ".tw-pddl")
 
 
@@ -42,7 +47,7 @@ class TextWorldEnv:
             self._env.seed(seed)
             state = self._env.reset()
         self._steps, self._score = 0, 0.0
-        return str(state["feedback"]).strip(), self._told(state)
+        return _said(state), self._told(state)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         with ONE_AT_A_TIME:
@@ -52,7 +57,7 @@ class TextWorldEnv:
         gained, self._score = share - self._score, share
         over = bool(done) or bool(state.get("won")) or bool(state.get("lost"))
         out = not over and self._steps >= self._max_steps
-        return str(state["feedback"]).strip(), gained, over, out, self._told(state)
+        return _said(state), gained, over, out, self._told(state)
 
     def close(self) -> None:
         self._env.close()
@@ -65,17 +70,29 @@ class TextWorldEnv:
         }
 
 
-class TextWorld:
-    """Plays one file, or with a folder the file of it that each key names."""
+def _said(state: Any) -> str:
+    return STATUS.sub("", BANNER.sub("", str(state["feedback"]))).strip()
 
-    def __init__(self, path: str, *, max_steps: int = 50) -> None:
+
+class TextWorld:
+    """Plays one file, or with a folder the file of it that each key names, or a game made for each key."""
+
+    def __init__(self, path: str, *, max_steps: int = 50, **settings: Any) -> None:
         self._path = Path(path)
         self._max_steps = max_steps
+        self._games = Games(path, settings) if path in CHALLENGES else None
+        if self._games is not None:
+            return
+        if settings:
+            made = ", ".join(CHALLENGES)
+            raise UnknownEnv(f"textworld:{path}: {', '.join(settings)} are settings of games made here: {made}")
         if not self._path.exists():
             raise UnknownEnv(f"textworld:{path}: there is no such file; make one with tw-make")
         if self._path.is_file() and self._path.suffix not in KINDS:
             raise UnknownEnv(f"textworld:{path}: the file is none of {', '.join(KINDS)}")
 
     def __call__(self, key: str) -> TextWorldEnv:
+        if self._games is not None:
+            return TextWorldEnv(str(self._games.file(key)), self._max_steps)
         file = self._path / key if self._path.is_dir() else self._path
         return TextWorldEnv(str(file), self._max_steps)

@@ -17,13 +17,16 @@ from envmanager.backends.wire import Order
 
 class Forks:
     """Started at the first need. `memory` bounds the data of each worker, 0 is no bound. A worker in a `sandbox`
-    imports the target itself, in there.
+    imports the target itself, in there. Another `python` has packages of its own, envmanager among them.
     """
 
-    def __init__(self, target: str, memory: int, environ: Mapping[str, str], sandbox: bool = False) -> None:
+    def __init__(
+        self, target: str, memory: int, environ: Mapping[str, str], sandbox: bool = False, python: str = ""
+    ) -> None:
         self._target = "" if sandbox else target
         self._order = msgspec.msgpack.encode(Order(memory, dict(environ) if sandbox else None))
         self._environ = environ
+        self._python = python
         self._starting = asyncio.Lock()
         self._nursery: asyncio.subprocess.Process | None = None
         self._orders: socket.socket | None = None
@@ -58,12 +61,14 @@ class Forks:
 
     async def _start(self) -> None:
         environ = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | dict(os.environ) | dict(self._environ)
-        environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        if not self._python:
+            environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        command = [self._python or sys.executable, "-P", "-m", "envmanager.backends.nursery"]
         self._orders, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
         with there:
             self._nursery = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "envmanager.backends.nursery", str(there.fileno()), self._target),
+                *(*command, str(there.fileno()), self._target),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=[there.fileno()],

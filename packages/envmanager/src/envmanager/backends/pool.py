@@ -29,7 +29,9 @@ class PoolStats(msgspec.Struct):
 
 
 class ProcessPool:
-    """Processes that have all loaded one target; each in a bubblewrap of its own with `sandbox`."""
+    """Processes that have all loaded one target; each in a bubblewrap of its own with `sandbox`. They run this
+    Python, or another `python` that has envmanager and what the target needs.
+    """
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class ProcessPool:
         starting: int | None = None,
         environ: Mapping[str, str] | None = None,
         sandbox: bool = False,
+        python: str = "",
     ) -> None:
         if sys.platform != "linux":
             raise InfrastructureError(f"processes of environments need Linux; on {sys.platform} run them in process")
@@ -48,7 +51,7 @@ class ProcessPool:
             bubblewrap()
         self.stats = PoolStats()
         self._target = target
-        self._forks = Forks(target, memory_bytes or 0, environ or {}, sandbox)
+        self._forks = Forks(target, memory_bytes or 0, environ or {}, sandbox, python)
         self._starting = asyncio.Semaphore(starting or os.cpu_count() or 1)
         self._idle: list[Process] = []
         self._alive: set[Process] = set()

@@ -16,8 +16,8 @@ class SubprocessBackend:
     only.
 
     With `reuse` a process goes on to the next episode after a clean close, which saves its start. `options` are
-    those of `ProcessPool`: memory_bytes (a bound on the data of each process), starting, environ, sandbox. Use it as
-    an async context, or close it.
+    those of `ProcessPool`: memory_bytes (a bound on the data of each process), starting, environ, sandbox, python
+    (another interpreter, for libraries that cannot live beside this one's). Use it as an async context, or close it.
     """
 
     blocking = False

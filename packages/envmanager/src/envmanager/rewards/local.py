@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from envmanager.errors import RewardError
+from envmanager.faults import told
 from envmanager.values import Trajectory
 
 
@@ -20,7 +22,13 @@ class LocalReward:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="reward")
 
     async def __call__(self, trajectory: Trajectory) -> float:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._function, trajectory)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._called, trajectory)
+
+    def _called(self, trajectory: Trajectory) -> float:
+        try:
+            return self._function(trajectory)
+        except StopIteration as error:  # the one exception that a future cannot carry: who waits would wait for ever
+            raise RewardError(f"the reward raised {told(error)}") from error
 
     async def close(self) -> None:
         """Ends the threads that are idle; waits for none."""
