@@ -53,7 +53,7 @@ def measure(config: Path, folder: Path, name: str, words: Sequence[str]) -> Meas
         tokens_per_s=statistics.mean(number(row, "tokens_per_s") for row in counted),
         stale=_share(rows[WARM_UP - 1], rows[-CLOSING - 1], "ledger/stale"),
         over=statistics.mean(number(row, "staleness/over") for row in counted),
-        parts={part: statistics.mean(parts(row).get(part, 0.0) for row in counted) for part in parts(rows[0])},
+        parts={part: statistics.mean(parts(row).get(part, 0.0) for row in counted) for part in parts(counted[-1])},
         peak_bytes=info.peak_memory_bytes or 0,
     )
 
