@@ -10,13 +10,21 @@ STAMP := .venv/.synced
 TESTS := $(BIN)/python scripts/test.py
 MANIFESTS := pyproject.toml uv.lock $(wildcard packages/*/pyproject.toml)
 
-.PHONY: help run test fast test-slow lint types wheels bench sync setup browser lock doctor clean
+.PHONY: help run environments environment test fast test-slow lint types wheels bench sync setup browser lock doctor clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-run: sync ## train examples/frozenlake.yaml (CONFIG=... for another); resumes an unfinished run
+run: sync environments ## train examples/frozenlake.yaml (CONFIG=... for another); resumes an unfinished run
 	@exec $(BIN)/rollart train "$(CONFIG)" --continue
+
+# Interpreters that the configuration names, such as .venvs/gem/bin/python.
+environments: sync
+	@for name in $$(sed -n 's|^ *python: *\.venvs/\([a-z]*\)/.*|\1|p' "$(CONFIG)" | sort -u); do \
+		scripts/environment.sh "$$name" || exit 1; done
+
+environment: sync ## make .venvs/NAME, a Python of its own for the environment library NAME (gem, openenv, verifiers)
+	@scripts/environment.sh "$(NAME)"
 
 test: browser sync lint types ## lint, types and all tests but the slow ones
 	$(TESTS) -m "not slow"
@@ -64,5 +72,5 @@ lock: | setup ## resolve again and write the portable uv.lock
 	.tools/uv/bin/uv lock
 	python3 scripts/portable_lock.py
 
-clean: ## remove .venv, .tools and caches; runs/ stays
-	rm -rf .venv .tools dist .mypy_cache .ruff_cache .pytest_cache
+clean: ## remove .venv, .venvs, .tools and caches; runs/ stays
+	rm -rf .venv .venvs .tools dist .mypy_cache .ruff_cache .pytest_cache

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from transformers import AutoTokenizer
 
 from envmanager import EnvManager, Episode
+from envmanager.backends.server import EnvServer
+from envmanager.naming import named
 from envmanager.values import Action
 from rollart.chat import Codec
 from rollart.config import load_config
@@ -40,11 +44,6 @@ def test_training_and_evaluation_never_share_a_key(codec: Codec) -> None:
 
 async def test_an_episode_is_played_and_scored(codec: Codec) -> None:
     mixture = tasks(codec)
-
-    class South:
-        async def act(self, episode: Episode) -> Action:
-            return Action(text="south")
-
     trajectory = await EnvManager(mixture.make_env, South()).run("taxi/train-0-0", 3)
     assert trajectory.task == "taxi"
     assert await mixture.reward(trajectory) == sum(turn.reward for turn in trajectory.turns)
@@ -64,6 +63,46 @@ class Sized:
         return 3
 
 
+class South:
+    async def act(self, episode: Episode) -> Action:
+        return Action(text="south")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("words", [["isolate=true"], [f"python={sys.executable}"]])
+async def test_episodes_are_played_in_processes_of_this_or_another_python(codec: Codec, words: list[str]) -> None:
+    mixture = tasks(codec, *(f"tasks.taxi.{word}" for word in words))
+    assert not mixture.blocking
+    here = await EnvManager(tasks(codec).make_env, South()).run("taxi/train-0-0", 3)
+    there = await EnvManager(mixture.make_env, South()).run("taxi/train-0-0", 3)
+    assert [turn.observation for turn in there.turns] == [turn.observation for turn in here.turns]
+    assert there.task == "taxi"
+    await mixture.close()
+
+
+@pytest.mark.real
+async def test_episodes_are_played_behind_a_url(codec: Codec) -> None:
+    server = EnvServer(named("gymnasium:Taxi-v4"))
+    runner = web.AppRunner(server.app())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    mixture = tasks(codec, f"tasks.taxi.env=http://127.0.0.1:{runner.addresses[0][1]}")
+    trajectory = await EnvManager(mixture.make_env, South()).run("taxi/train-0-0", 3)
+    assert len(trajectory.turns) > 1
+    assert trajectory.task == "taxi"
+    await mixture.close()
+    await runner.cleanup()
+
+
+async def test_an_async_function_can_score(codec: Codec) -> None:
+    mixture = tasks(codec, f"tasks.taxi.reward={__name__}:seven")
+    assert await mixture.reward(Sized()) == 7.0  # type: ignore[arg-type]
+
+
+async def seven(trajectory: object) -> float:
+    return 7.0
+
+
 @pytest.mark.parametrize(
     ("word", "key", "reason"),
     [
@@ -71,6 +110,9 @@ class Sized:
         ("tasks.taxi.env=nonsense", "tasks.taxi.env", "names no environment"),
         ("tasks.taxi.chat=llama3", "tasks.taxi.chat", "no token"),
         ("tasks.taxi.reward=nowhere:f", "tasks.taxi.reward", "cannot be imported"),
+        ("tasks.taxi={isolate: true, kind: env, env: 'gymnasium:Nope-v0'}", "tasks.taxi.env", "Nope"),
+        ("tasks.taxi.python=.venvs/nope/bin/python", "tasks.taxi.python", "make environment NAME=NAME"),
+        ("tasks.taxi.python=/dev/null", "tasks.taxi.python", "cannot be loaded"),
     ],
 )
 def test_what_cannot_be_made_is_named(codec: Codec, word: str, key: str, reason: str) -> None:

@@ -34,6 +34,9 @@ class Counting:
     async def reward(self, trajectory: Any) -> float:
         return self.worth
 
+    async def close(self) -> None:
+        pass
+
     def probe_prompts(self, n: int) -> list[list[int]]:
         return []
 

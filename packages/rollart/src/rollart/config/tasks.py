@@ -46,7 +46,12 @@ class EnvConfig(_Kind, frozen=True, tag="env"):
     """Any environment that envmanager knows by name, played in free text."""
 
     env: str
-    """Such as `gem:game:Mastermind-v0-easy`, `gymnasium:Taxi-v4` or `module:factory?option=value`."""
+    """Such as `textarena:Mastermind-v0`, `gymnasium:Taxi-v4` or `module:factory?option=value`; or the URL of an
+    `envmanager serve-env`, here or on another machine."""
+    isolate: bool = False
+    """Each episode is played in a process of its own, which can crash, leak or hang without harm."""
+    python: str = ""
+    """Another interpreter for these processes, with envmanager and a library that cannot live beside the engine's."""
     max_tokens: Count = 64
     """Generated tokens a turn, at most."""
     chat: Literal["qwen3", "llama3", "plain"] = "qwen3"

@@ -35,7 +35,9 @@ async def success_of(config: Config, folder: RunFolder, tell: Callable[[str], No
     assert place is not None, "RunFolder.hold has looked"
     state = folder.checkpoints.read(place)
     setting = Setting(config, prepare_model(config, folder.path))
-    async with launch(config, folder, setting, place, tell) as parts:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(setting.close)
+        parts = await stack.enter_async_context(launch(config, folder, setting, place, tell))
         return await beside(_measured(config, setting, parts, state.step), parts.watch())
 
 

@@ -45,6 +45,10 @@ class Setting:
         make = self.tasks.make_env
         self.make_env: MakeEnv = make if self.tasks.blocking else nonblocking(lambda key: make(key))
 
+    async def close(self) -> None:
+        """Ends what the tasks run: processes of environments, connections to servers."""
+        await self.tasks.close()
+
     @property
     def allowed(self) -> dict[str, Sequence[int]]:
         """The token ids that each task's generations are limited to; none for the whole vocabulary."""

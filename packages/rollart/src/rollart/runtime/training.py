@@ -78,6 +78,7 @@ async def _train(
     model = await asyncio.to_thread(prepare_model, config, folder.path)
     setting = await asyncio.to_thread(Setting, config, model)
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(setting.close)
         starting = stack.enter_async_context(launch(config, folder, setting, place, dashboard.log))
         parts = await unless(stop, starting)
         if parts is None:

@@ -214,5 +214,8 @@ class ProfileTask:
         await self._rewards.score(seconds)
         return trajectory.reward
 
+    async def close(self) -> None:
+        """Nothing to end: all of it is simulated."""
+
     def probe_prompts(self, n: int) -> list[list[int]]:
         return [[0] * _PROBE_TOKENS for _ in range(n)]

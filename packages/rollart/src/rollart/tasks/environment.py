@@ -43,5 +43,10 @@ class EnvironmentTask:
             return await self._reward(trajectory)
         return sum(turn.reward for turn in trajectory.turns)
 
+    async def close(self) -> None:
+        for part in (self._make, self._reward):
+            if close := getattr(part, "close", None):
+                await close()
+
     def probe_prompts(self, n: int) -> list[list[int]]:
         return [self.settings.format.observation(text, None) for text in self._probes[:n]]

@@ -45,6 +45,9 @@ class LakeTask:
         """What the environment paid over the episode."""
         return sum(turn.reward for turn in trajectory.turns)
 
+    async def close(self) -> None:
+        """Nothing to end: lakes are plain objects."""
+
     def probe_prompts(self, n: int) -> list[list[int]]:
         return [self._codec.encode(self.make_env(key).reset(seed=0)[0]) for key in self.eval_keys(n)]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Mapping
 
 from envmanager import RewardClient, UnknownEnv
-from envmanager.naming import imported, named
+from envmanager.naming import imported
 from envmanager.rewards import LocalReward, URLReward
 from llmproxy import Sampling
 from rollart.chat import Codec, make_format
@@ -16,11 +18,15 @@ from rollart.tasks.environment import EnvironmentTask
 from rollart.tasks.frozenlake import FrozenLakeTask
 from rollart.tasks.lakes import LakeTask
 from rollart.tasks.mixture import Mixture
+from rollart.tasks.places import is_url, place
 from rollart.tasks.slow import SlowTask
 from rollart.tasks.task import Task
 
 # What any environment may show; the engines' answers to it are compared with the trainer's.
 _PROBES = ("You are in a room.", "1 + 2 = ?", "Observation: nothing happened.", "Name a number between 1 and 9.")
+
+# A function server that is started again costs no episode within about half a minute.
+_RETRIES = 5
 
 
 def make_tasks(configs: Mapping[str, AnyTask], codec: Codec, context: int) -> Mixture:
@@ -52,10 +58,6 @@ def _environment(name: str, config: EnvConfig, codec: Codec, context: int) -> Ta
         written = make_format(codec, config.chat, system=config.system, tools=config.tools)
     except ValueError as error:
         raise ConfigError(f"tasks.{name}.chat", config.chat, f"{error}; chat: plain needs none") from None
-    try:
-        make = named(config.env)
-    except UnknownEnv as error:
-        raise ConfigError(f"tasks.{name}.env", config.env, str(error)) from None
     settings = TurnSettings(
         task=name,
         format=written,
@@ -64,15 +66,20 @@ def _environment(name: str, config: EnvConfig, codec: Codec, context: int) -> Ta
         latest_only=config.latest_only,
         context=context,
     )
-    return EnvironmentTask(settings, make, reward=_reward(name, config.reward), probes=_PROBES)
+    reward = _reward(name, config.reward)
+    return EnvironmentTask(settings, place(name, config), reward=reward, probes=_PROBES)
 
 
 def _reward(name: str, where: str) -> RewardClient | None:
     if not where:
         return None
-    if where.startswith(("http://", "https://")):
-        return URLReward(where)
+    if is_url(where):
+        token = os.environ.get("ROLLART_SERVE_TOKEN", "")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return URLReward(where, retries=_RETRIES, headers=headers)
     try:
-        return LocalReward(imported(where))
+        function = imported(where)
     except UnknownEnv as error:
         raise ConfigError(f"tasks.{name}.reward", where, str(error)) from None
+    scores: RewardClient = function if inspect.iscoroutinefunction(function) else LocalReward(function)
+    return scores

@@ -61,6 +61,11 @@ class Mixture:
     async def reward(self, trajectory: Trajectory) -> float:
         return await self.tasks[split(trajectory.key)[0]].reward(trajectory)
 
+    async def close(self) -> None:
+        """Ends what the tasks run."""
+        for task in self.tasks.values():
+            await task.close()
+
 
 class _Named:
     """An environment under its task's name, whatever it calls itself."""

@@ -41,5 +41,8 @@ class SlowTask:
         await asyncio.sleep(self._reward_s)
         return await self._task.reward(trajectory)
 
+    async def close(self) -> None:
+        await self._task.close()
+
     def probe_prompts(self, n: int) -> Sequence[list[int]]:
         return self._task.probe_prompts(n)
