@@ -26,7 +26,7 @@ def batch() -> TrainBatch:
 async def started(tmp_path: Path, restore: str | None = None) -> ActorTrain:
     model = make_tiny_qwen3(tmp_path / "model", 0)
     store = f"file:{tmp_path / 'store'}"
-    actor = ActorTrain(str(model), TrainerConfig(), store, 1 << 20, 2, restore)
+    actor = ActorTrain(str(model), TrainerConfig(), [store], 1 << 20, 2, restore)
     await actor.setup()
     return actor
 
@@ -38,7 +38,6 @@ async def test_it_publishes_what_it_trained(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="version 2 was asked for, the trainer holds 1"):
         await actor.publish(2)
     push = await actor.publish(1)
-    assert push is not None
     store = open_store(f"file:{tmp_path / 'store'}")
     subscriber = Subscriber(store)
     loaded: dict[str, bytes] = {}
@@ -57,7 +56,6 @@ async def test_a_publication_and_a_train_step_take_turns(tmp_path: Path) -> None
     actor = await started(tmp_path)
     await actor.train_step(batch())
     push, _ = await asyncio.gather(actor.publish(1), actor.train_step(batch()))
-    assert push is not None
     assert push.version == 1
     assert await actor.held_version() == 2
     await actor.close()

@@ -100,9 +100,7 @@ def _run(rank: int, case: Case) -> None:
         metrics.append(trainer.train_step(make_batch(step), step))
     logprobs = trainer.logprobs(PROMPTS, TOKENS, ALLOWED)
     weights = {name: tensor.clone() for name, tensor in trainer.stream()}
-    tensors, shards = trainer.shards()
-    if tensors:
-        asyncio.run(_publish(out / f"store-{rank}", tensors, shards))
+    asyncio.run(_publish(out / f"store-{rank}", *trainer.shards()))
     trainer.restore(out)
     assert trainer.version == half
     repeated = [trainer.train_step(make_batch(step), step) for step in range(half, case.steps)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rollart.config.schema import WeightsConfig
-from rollart.runtime.store import weight_store
+from rollart.runtime.store import weight_stores
 from weightsync import Publisher, Subscriber, open_store
 from weightsync.errors import StoreUnavailable
 from weightsync.mooncake_master import MooncakeMaster
@@ -31,17 +31,20 @@ async def carries_weights(url: str) -> None:
 
 
 async def test_shared_memory_leaves_nothing() -> None:
-    async with weight_store(WeightsConfig(store="shm")) as url:
-        await carries_weights(url)
+    async with weight_stores(WeightsConfig(store="shm"), 2) as urls:
+        assert len(set(urls)) == 2
+        for url in urls:
+            await carries_weights(url)
     assert not list(Path("/dev/shm").glob(f"weightsync-rollart-{os.getpid()}-*"))
 
 
 @pytest.mark.real
 async def test_mooncake_is_the_first_choice() -> None:
     pytest.importorskip("mooncake.store", reason="Mooncake's system library libibverbs1 is not installed")
-    async with weight_store(WeightsConfig(store="auto", segment_mb=64)) as url:
-        assert url.startswith("mooncake://127.0.0.1:")
-        await carries_weights(url)
+    async with weight_stores(WeightsConfig(store="auto", segment_mb=64), 2) as urls:
+        assert all(url.startswith("mooncake://127.0.0.1:") for url in urls)
+        for url in urls:
+            await carries_weights(url)
 
 
 async def unavailable(self: MooncakeMaster) -> MooncakeMaster:
@@ -53,9 +56,9 @@ async def test_the_second_choice_is_announced(
 ) -> None:
     monkeypatch.setattr(MooncakeMaster, "start", unavailable)
     with caplog.at_level(logging.WARNING):
-        async with weight_store(WeightsConfig(store="auto")) as url:
+        async with weight_stores(WeightsConfig(store="auto"), 1) as (url,):
             assert url.startswith("shm:")
     assert "libibverbs1" in caplog.text
     with pytest.raises(StoreUnavailable):
-        async with weight_store(WeightsConfig(store="mooncake")):
+        async with weight_stores(WeightsConfig(store="mooncake"), 1):
             pass

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from weightsync import (
     BadTensor,
     CorruptBucket,
+    EngineRefused,
     LayoutChanged,
     Load,
     MemoryStore,
@@ -22,6 +23,7 @@ from weightsync import (
     Tensor,
     TensorMeta,
     VersionTimeout,
+    combined,
 )
 from weightsync.checksum import LEAF_BYTES
 from weightsync.handover import in_leaves
@@ -237,4 +239,36 @@ async def test_a_version_staged_in_part_is_not_committed_whole(memory: MemorySto
     subscriber = Subscriber(memory, needs=lambda plan: {1: [(0, 64)]})
     with pytest.raises(BadTensor, match="in part"):
         await subscriber.commit(await subscriber.prefetch(0), ignore)
+    await subscriber.close()
+
+
+async def test_a_rank_without_tensors_publishes_that(memory: MemoryStore) -> None:
+    """More ranks than tensors: the version is there when all have published, the empty-handed too."""
+    stores = [memory, MemoryStore()]
+    whole = np.arange(8, dtype=np.float32)
+    await Publisher(stores[0]).publish(0, {"w": whole}, {"w": Shard(0, 0, 8)})
+    await Publisher(stores[1]).publish(0, {})
+    subscriber = ShardedSubscriber(stores, {})
+    found: dict[str, np.ndarray] = {}
+    await subscriber.commit(await subscriber.prefetch(0), keep(found))
+    assert np.array_equal(found["w"], whole)
+    await subscriber.close()
+
+
+async def test_committing_by_other_means_takes_the_digest_of_all_ranks() -> None:
+    stores = [MemoryStore(), MemoryStore()]
+    await publish([Publisher(store) for store in stores], 0, weights())
+    subscriber = ShardedSubscriber(stores, {})
+    staged = await subscriber.prefetch(0)
+    digests = [one.manifest.digest for one in staged]
+
+    async def load(digest: str) -> str:
+        return digest
+
+    report = await subscriber.commit_with(staged, lambda: load(combined(digests)))
+    assert (report.version, report.digest, report.tensors) == (0, combined(digests), len(MODEL))
+    assert combined(digests[:1]) == digests[0]
+    for wrong in (digests[0], combined(digests[::-1])):
+        with pytest.raises(EngineRefused, match="published"):
+            await subscriber.commit_with(staged, lambda digest=wrong: load(digest))  # type: ignore[misc]
     await subscriber.close()

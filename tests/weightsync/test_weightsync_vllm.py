@@ -231,7 +231,7 @@ async def check_refused_before_loading(parts: tuple[Any, Any, Publisher, Any], v
     await publisher.publish(version, new)
     await loader.prefetch(version)
     await engine.pause_generation(mode="keep", clear_cache=True)
-    loader.staged.staging.array[100] ^= 1
+    loader.staged[0].staging.array[100] ^= 1
     with pytest.raises(EngineRefused, match="has changed"):
         await loader.load(engine, version)
     with pytest.raises(EngineRefused, match="no whole version"):
@@ -239,7 +239,7 @@ async def check_refused_before_loading(parts: tuple[Any, Any, Publisher, Any], v
     await engine.resume_generation()
     model.load_state_dict(old)
     await check_fresh(model, engine, "old")
-    loader.staged.staging.array[100] ^= 1
+    loader.staged[0].staging.array[100] ^= 1
     await update(engine, loader, version)
     loader.check()
     model.load_state_dict(new)

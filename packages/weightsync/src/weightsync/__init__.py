@@ -1,5 +1,6 @@
 """Bucketized, versioned, transactional weight publication and pull."""
 
+from weightsync.assembly import Part, combined
 from weightsync.errors import (
     BadConfig,
     BadManifest,
@@ -22,7 +23,7 @@ from weightsync.files import FileStore
 from weightsync.inspection import VersionInfo, inspect
 from weightsync.manifest import Bucket, Manifest, Plan, Shard, TensorMeta
 from weightsync.publisher import Publisher, PublisherStats, Push
-from weightsync.sharding import Part, ShardedSubscriber
+from weightsync.sharding import ShardedSubscriber
 from weightsync.shm import SharedMemoryStore
 from weightsync.store import MemoryStore, Store
 from weightsync.subscriber import Commit, Load, Staged, Subscriber, SubscriberStats
@@ -69,6 +70,7 @@ __all__ = [
     "VersionInfo",
     "VersionTimeout",
     "WeightSyncError",
+    "combined",
     "inspect",
     "open_store",
 ]

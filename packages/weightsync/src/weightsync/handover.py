@@ -20,7 +20,6 @@ __all__ = [
     "in_leaves",
     "is_content",
     "is_published",
-    "verified",
     "verify",
     "whole",
 ]
@@ -62,13 +61,6 @@ def check_fits(manifest: Manifest, load: Load) -> None:
 def hand_over(plan: Plan, content: Bytes, load: Load) -> None:
     for tensor in _tensors(plan, content):
         load(tensor.meta.name, tensor)
-
-
-def verified(manifest: Manifest, content: Bytes) -> Iterator[Tensor]:
-    """The published tensors in order, after all of `content` is proved to be what was published."""
-    plan = Plan(manifest.tensors, manifest.bucket_bytes)
-    verify(manifest, plan, content, whole(plan))
-    yield from _tensors(plan, content)
 
 
 def verify(manifest: Manifest, plan: Plan, content: Bytes, ranges: Ranges) -> None:

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from weightsync.blocking import uninterrupted
 from weightsync.errors import EngineRefused, Superseded, WeightSyncError
+from weightsync.sharding import ShardedSubscriber
 from weightsync.subscriber import Commit, Staged, Subscriber
 
 __all__ = ["VLLMWeightLoader"]
 
 
 class VLLMWeightLoader:
-    """Feeds one engine (an `AsyncLLM`) from one subscriber.
+    """Feeds one engine (an `AsyncLLM`) from one subscriber, of one store or of those of all trainer ranks.
 
-    `staged` and `commit` are the last of each, with their times. After a failed `load`, `broken` says why, `check`
-    raises, and the engine must serve nothing until a `load` has succeeded.
+    `staged` (one for each store) and `commit` are the last of each, with their times. After a failed `load`, `broken`
+    says why, `check` raises, and the engine must serve nothing until a `load` has succeeded.
     """
 
-    def __init__(self, subscriber: Subscriber) -> None:
-        self.staged: Staged | None = None
+    def __init__(self, subscriber: Subscriber | ShardedSubscriber) -> None:
+        self.staged: tuple[Staged, ...] = ()
         self.commit: Commit | None = None
         self.broken = ""
         self._subscriber = subscriber
@@ -46,16 +48,17 @@ class VLLMWeightLoader:
 
     async def prefetch(self, version: int) -> None:
         """Wait until the version is published and stage it, while the engine generates."""
-        self.staged = await self._subscriber.prefetch(version)
+        staged = await self._subscriber.prefetch(version)
+        self.staged = (staged,) if isinstance(staged, Staged) else tuple(staged)
 
     async def load(self, engine: Any, version: int) -> str:
         """Load the staged version into the paused engine; the digest, computed there, of what it was given."""
         staged = self.staged
-        if staged is None or staged.version != version:
+        if not staged or staged[0].version != version:
             raise Superseded(f"version {version} is not staged: prefetch it before load")
         self.broken = f"loading version {version} has not finished"
         try:
-            self.commit = await self._subscriber.commit_with(staged, lambda: _load(engine, staged))
+            self.commit = await self._committed(staged, lambda: _load(engine, staged))
         except WeightSyncError as error:
             self.broken = str(error)
             raise
@@ -70,19 +73,24 @@ class VLLMWeightLoader:
     async def close(self) -> None:
         await self._subscriber.close()
 
+    async def _committed(self, staged: tuple[Staged, ...], load: Callable[[], Awaitable[str]]) -> Commit:
+        if isinstance(self._subscriber, ShardedSubscriber):
+            return await self._subscriber.commit_with(staged, load)
+        return await self._subscriber.commit_with(staged[0], load)
 
-async def _load(engine: Any, staged: Staged) -> str:
-    manifest = base64.b64encode(staged.manifest.encode()).decode()
-    call = asyncio.ensure_future(
-        engine.collective_rpc("weightsync_load", args=(staged.staging.path, manifest)),
-    )
+
+async def _load(engine: Any, staged: tuple[Staged, ...]) -> str:
+    version = staged[0].version
+    paths = [one.staging.path for one in staged]
+    manifests = [base64.b64encode(one.manifest.encode()).decode() for one in staged]
+    call = asyncio.ensure_future(engine.collective_rpc("weightsync_load", args=(paths, manifests)))
     try:
         # The engine reads the staging memory until the call ends, whatever becomes of its caller.
         states = await uninterrupted(call)
     except Exception as error:
-        raise EngineRefused(f"the engine did not load version {staged.version}: {error}") from error
+        raise EngineRefused(f"the engine did not load version {version}: {error}") from error
     digests = {digest for _, digest, _ in states}
     if len(digests) != 1:
-        raise EngineRefused(f"the engine's workers disagree on version {staged.version}: {sorted(digests)}")
-    await engine.update_weight_version(str(staged.version))
+        raise EngineRefused(f"the engine's workers disagree on version {version}: {sorted(digests)}")
+    await engine.update_weight_version(str(version))
     return str(digests.pop())

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import mmap
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,9 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from weightsync.assembly import assembled, combined, needed
 from weightsync.errors import BadTensor, EngineRefused
-from weightsync.handover import verified
+from weightsync.handover import verify
 from weightsync.manifest import Manifest, Plan
 from weightsync.tensors import Bytes
 from weightsync.torch import view
@@ -44,10 +45,10 @@ class Init(WeightTransferInitInfo):
 
 @dataclass
 class Update(WeightTransferUpdateInfo):
-    """The staging file to map, and the manifest (base64) of what is in it."""
+    """The staging files to map, one for each store, and the manifests (base64) of what is in them."""
 
-    path: str = ""
-    manifest: str = ""
+    paths: list[str] = field(default_factory=list)
+    manifests: list[str] = field(default_factory=list)
 
 
 class StagedEngine(WeightTransferEngine[Init, Update]):
@@ -62,8 +63,7 @@ class StagedEngine(WeightTransferEngine[Init, Update]):
         self.digest = ""
         self.broken = ""
         self._updating = False
-        self._mapped: tuple[int, int] = (0, 0)
-        self._content: Bytes = np.zeros(0, np.uint8)
+        self._mapped: dict[int, tuple[int, int, Bytes]] = {}
 
     def init_transfer_engine(self, init_info: Init) -> None:
         pass
@@ -83,21 +83,27 @@ class StagedEngine(WeightTransferEngine[Init, Update]):
             raise
 
     def receive_weights(self, update_info: Update) -> None:
-        manifest = Manifest.decode(base64.b64decode(update_info.manifest))
-        content = self._map(update_info.path, Plan(manifest.tensors, manifest.bucket_bytes).total)
-        tensors = verified(manifest, content)
+        manifests = [Manifest.decode(base64.b64decode(each)) for each in update_info.manifests]
+        ranks = []
+        for number, (manifest, path) in enumerate(zip(manifests, update_info.paths, strict=True)):
+            plan = Plan(manifest.tensors, manifest.bucket_bytes)
+            content = self._map(number, path, plan.total)
+            verify(manifest, plan, content, needed(plan, {}, first=not number))
+            ranks.append((plan, content))
+        tensors = assembled(ranks, {})
         first = next(tensors, None)
         if first is None:
-            raise BadTensor(f"version {manifest.version} has no tensors")
-        self.broken = f"loading version {manifest.version} has not finished"
+            raise BadTensor("the version has no tensors")
+        version = manifests[0].version
+        self.broken = f"loading version {version} has not finished"
         expected = {name for name, _ in self.model.named_parameters()}
         weights = ((tensor.meta.name, view(tensor)) for tensor in _chain(first, tensors))
         loaded = self.model.load_weights(weights)
         missing = sorted(expected - loaded) if loaded is not None and not self.model_config.quantization else []
         if missing:
-            self.broken = f"version {manifest.version} brought nothing for {missing[0]!r} and {len(missing) - 1} more"
+            self.broken = f"version {version} brought nothing for {missing[0]!r} and {len(missing) - 1} more"
             raise EngineRefused(self.broken)
-        self.version, self.digest = manifest.version, manifest.digest
+        self.version, self.digest = version, combined([manifest.digest for manifest in manifests])
 
     def finish_weight_update(self) -> None:
         self._updating = False
@@ -113,20 +119,19 @@ class StagedEngine(WeightTransferEngine[Init, Update]):
             self._updating = False
             finalize_layerwise_reload(self.model, self.model_config)
 
-    def _map(self, path: str, size: int) -> Bytes:
-        """The staging file, mapped privately and kept, because mapping a large model anew costs its page faults."""
+    def _map(self, number: int, path: str, size: int) -> Bytes:
+        """A staging file, mapped privately and kept, because mapping a large model anew costs its page faults."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
             if status.st_size < size:
                 raise BadTensor(f"{path} holds {status.st_size} bytes, the manifest describes {size}")
-            if self._mapped != (status.st_ino, size):
+            if self._mapped.get(number, (0, 0))[:2] != (status.st_ino, size):
                 memory = mmap.mmap(fd, max(size, 1), access=mmap.ACCESS_COPY)
-                self._content = np.frombuffer(memory, np.uint8, count=size)
-                self._mapped = (status.st_ino, size)
+                self._mapped[number] = status.st_ino, size, np.frombuffer(memory, np.uint8, count=size)
         finally:
             os.close(fd)
-        return self._content
+        return self._mapped[number][2]
 
 
 class Extension:
@@ -134,11 +139,11 @@ class Extension:
 
     weight_transfer_engine: Any
 
-    def weightsync_load(self, path: str, manifest: str) -> list[Any]:
+    def weightsync_load(self, paths: list[str], manifests: list[str]) -> list[Any]:
         """One whole update in one call, so that no driver can leave it half done; returns `weightsync_state`."""
         worker: Any = self
         worker.start_weight_update()
-        worker.update_weights({"path": path, "manifest": manifest})
+        worker.update_weights({"paths": paths, "manifests": manifests})
         worker.finish_weight_update()
         return self.weightsync_state()
 

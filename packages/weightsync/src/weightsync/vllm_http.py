@@ -32,7 +32,7 @@ class HTTPEngine:
         self._url = url.rstrip("/")
         self._timeout = timeout
 
-    async def collective_rpc(self, method: str, args: tuple[str, ...] = ()) -> list[Any]:
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
         answer = await in_thread(self._post, "/collective_rpc", {"method": method, "args": args})
         results: list[Any] = answer["results"]
         return results

@@ -42,12 +42,16 @@ class Buffer(Protocol):
 
 
 class Push(msgspec.Struct, frozen=True):
-    """One publication: seconds from the trainer to the store, bytes, and the digest of the content."""
+    """One publication: seconds from the trainer to the store, bytes, and the digest of the content.
+
+    `ranks` are the bytes that each rank of the trainer published, where it has several.
+    """
 
     version: int
     seconds: float
     nbytes: int
     digest: str
+    ranks: tuple[int, ...] = ()
 
 
 class Trained(msgspec.Struct, frozen=True):

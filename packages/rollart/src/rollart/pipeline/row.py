@@ -45,6 +45,8 @@ def metrics_row(iteration: Iteration, stats: BufferStats, *, elapsed_s: float, t
         "tokens_per_s": tokens / iteration.time.wall,
         "trained_tokens": sum(sample.payload.tokens for sample in batch.samples),
         "push_s": switch.staged.push_s if switch else None,
+        "push_bytes": switch.staged.nbytes if switch else None,
+        **{f"push_bytes/train-{n}": nbytes for n, nbytes in enumerate(switch.staged.ranks if switch else ())},
         "pull_accumulated_s": switch.staged.pull_s if switch else None,
         "pull_exposed_s": switch.exposed_s if switch else None,
         **iteration.time.metrics(),

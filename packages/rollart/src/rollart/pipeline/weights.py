@@ -32,6 +32,8 @@ class Staged(msgspec.Struct, frozen=True):
     push_s: float
     pull_s: float
     nbytes: int
+    ranks: tuple[int, ...] = ()
+    """Bytes that each rank of the trainer published."""
 
 
 class WeightPath:
@@ -75,7 +77,7 @@ class WeightPath:
         with self._trace.measure("push", f"push {version}"):
             push: Push = await self._trainer.publish(version)
         pulls = await self._pulls(version)
-        return Staged(version, push.digest, push.seconds, max(pulls), push.nbytes)
+        return Staged(version, push.digest, push.seconds, max(pulls), push.nbytes, push.ranks)
 
     async def _pulls(self, version: int) -> list[float]:
         """Seconds that each worker took which is not lost; waits for one that comes back when all are."""

@@ -16,7 +16,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is made from."""
 
     model: str
-    store: str
+    stores: tuple[str, ...]
+    """One for each rank of the trainer, which publishes its own shards there."""
     seed: int
     dtype: str
     max_model_len: int
@@ -28,7 +29,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 async def make_engine(settings: EngineSettings, info: WorkerInfo) -> VLLMWorker:
     """Start the engine of worker `info`; it holds version 0, the model folder's weights."""
     from llmproxy.vllm import VLLMWorker
-    from weightsync import Subscriber, open_store
+    from weightsync import ShardedSubscriber, open_store
     from weightsync.vllm import VLLMWeightLoader
 
     arguments = {
@@ -43,7 +44,8 @@ async def make_engine(settings: EngineSettings, info: WorkerInfo) -> VLLMWorker:
         "enforce_eager": True,
         "distributed_executor_backend": "uni",
     }
-    loader = VLLMWeightLoader(Subscriber(open_store(settings.store), timeout=settings.timeout_s))
+    stores = [open_store(url) for url in settings.stores]
+    loader = VLLMWeightLoader(ShardedSubscriber(stores, {}, timeout=settings.timeout_s))
     worker = VLLMWorker(arguments, loader, info.name, info.hardware)
     await worker.start()
     return worker

@@ -1,4 +1,4 @@
-"""The training role: one rank of the trainer, and in the first one the publisher of its weights.
+"""The training role: one rank of the trainer, and the publisher of the weights that it holds.
 
 Invariants (tests/rollart/test_rollart_actor_train.py): the weights do not change while they are published; train,
 publish, score and save run one after another, in the same order on every rank, for all of them are collective.
@@ -27,16 +27,17 @@ class ActorTrain(Worker):
         self,
         model: str,
         trainer: TrainerConfig,
-        store: str,
+        stores: Sequence[str],
         bucket_bytes: int,
         keep: int,
         restore: str | None,
         address: str = "",
     ) -> None:
-        """`address` is where the ranks meet, ``HOST:PORT`` of the first; one rank of the torch backend needs none."""
+        """`stores` has one for each rank. `address` is where the ranks meet, ``HOST:PORT`` of the first; one rank of
+        the torch backend needs none."""
         self._model = model
         self._config = trainer
-        self._store_url = store
+        self._stores = stores
         self._bucket_bytes = bucket_bytes
         self._keep = keep
         self._restore = restore
@@ -49,7 +50,7 @@ class ActorTrain(Worker):
         from weightsync import Publisher, open_store
 
         self._trainer = await asyncio.to_thread(self._load)
-        self._store = open_store(self._store_url)
+        self._store = open_store(self._stores[self._rank])
         self._publisher = Publisher(self._store, bucket_bytes=self._bucket_bytes, keep=self._keep)
 
     async def close(self) -> None:
@@ -69,18 +70,16 @@ class ActorTrain(Worker):
             return await asyncio.to_thread(self._trainer.train_step, batch, self._trainer.version)
 
     @register(mode="execute_all")
-    async def publish(self, version: int) -> Push | None:
-        """Publish the weights, which must be those of `version`, and return once they are visible.
+    async def publish(self, version: int) -> Push:
+        """Publish what this rank holds of the weights, which must be those of `version`; returns once it is visible.
 
-        Each tensor is put together on its way out; the first rank publishes and tells of it.
+        No rank gathers another's part: readers put them together.
         """
         async with self._turn:
             if version != self._trainer.version:
                 raise ValueError(f"version {version} was asked for, the trainer holds {self._trainer.version}")
-            tensors = await asyncio.to_thread(self._trainer.named_tensors)
-            if self._trainer.rank:
-                return None
-            manifest = await self._publisher.publish(version, tensors)
+            tensors, shards = await asyncio.to_thread(self._trainer.shards)
+            manifest = await self._publisher.publish(version, tensors, shards)
             last = self._publisher.pushes[-1]
             return Push(version, last.seconds, last.wire_bytes, manifest.digest)
 
@@ -104,6 +103,10 @@ class ActorTrain(Worker):
         async with self._turn:
             await asyncio.to_thread(self._trainer.export, folder)
 
+    @property
+    def _rank(self) -> int:
+        return self.info.rank if self._config.processes > 1 else 0
+
     def _load(self) -> Trainer:
         import torch
 
@@ -111,7 +114,7 @@ class ActorTrain(Worker):
 
         if self._config.device == "cpu":
             torch.set_num_threads(1)
-        join(self._config, self.info.rank if self._config.processes > 1 else 0, self._address)
+        join(self._config, self._rank, self._address)
         trainer = open_trainer(self._model, self._config)
         if self._restore is not None:
             trainer.restore(self._restore)

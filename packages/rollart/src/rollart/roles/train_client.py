@@ -10,6 +10,7 @@ from rollart.algorithms import AdvantageName
 from rollart.pipeline.ports import Push, Trained
 from rollart.trainers.batch import build_batch
 from samplebuffer import Batch
+from weightsync import combined
 
 
 class TrainClient:
@@ -39,8 +40,16 @@ class TrainClient:
         return Trained(self.version, metrics[0])
 
     async def publish(self, version: int) -> Push:
+        """Every rank publishes its part; the version is there when the slowest has."""
         pushes: list[Push] = await self._cluster.publish(version)
-        return pushes[0]
+        ranks = tuple(push.nbytes for push in pushes)
+        return Push(
+            version,
+            max(push.seconds for push in pushes),
+            sum(ranks),
+            combined([push.digest for push in pushes]),
+            ranks,
+        )
 
     async def logprobs(
         self, prompts: list[list[int]], tokens: list[list[int]], allowed: Sequence[int] | None

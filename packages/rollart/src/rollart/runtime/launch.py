@@ -28,7 +28,7 @@ from rollart.roles.train_client import TrainClient
 from rollart.runtime.folder import RunFolder
 from rollart.runtime.parts import Parts
 from rollart.runtime.setting import Setting
-from rollart.runtime.store import weight_store
+from rollart.runtime.store import weight_stores
 
 MIB = 1 << 20
 # Heartbeats run on the driver's loop, which imports of large libraries hold up for seconds.
@@ -46,13 +46,13 @@ async def launch(
         )
         for pool in config.pools:
             await resources.register(Pool(pool.name, pool.hardware, pool.total))
-        store = await stack.enter_async_context(weight_store(config.weights))
-        tell(f"weights go through {store.partition(':')[0]}; starting Ray")
+        stores = await stack.enter_async_context(weight_stores(config.weights, config.train.processes))
+        tell(f"weights go through {stores[0].partition(':')[0]}; starting Ray")
         await stack.enter_async_context(RaySession())
         for role in ("environment", "reward"):
             await resources.bind(_request(config, role), timeout=config.generation.start_timeout_s)
         tell(f"starting {config.generation.workers} vLLM engines and the trainer (most of a minute)")
-        generation, training = _clusters(config, folder, setting, store, checkpoint, resources)
+        generation, training = _clusters(config, folder, setting, stores, checkpoint, resources)
         await _enter_both(stack, generation, training)
         workers = ray_workers(generation)
         for worker in workers:
@@ -72,7 +72,7 @@ def _clusters(
     config: Config,
     folder: RunFolder,
     setting: Setting,
-    store: str,
+    stores: tuple[str, ...],
     checkpoint: Path | None,
     resources: ResourceManager,
 ) -> tuple[Cluster, Cluster]:
@@ -81,7 +81,7 @@ def _clusters(
     options = ActorOptions(env=engine_environment(), logs=folder.logs, start_timeout=generation.start_timeout_s)
     settings = EngineSettings(
         model=str(setting.model),
-        store=store,
+        stores=stores,
         seed=config.run.seed,
         dtype="float32",
         max_model_len=generation.max_model_len,
@@ -110,7 +110,7 @@ def _clusters(
         options=options,
         model=str(setting.model),
         trainer=config.train,
-        store=store,
+        stores=stores,
         bucket_bytes=int(weights.bucket_mb * MIB),
         keep=weights.keep_versions,
         restore=str(checkpoint) if checkpoint else None,

@@ -1,6 +1,7 @@
-"""The weight store of a run: Mooncake over TCP, or shared memory where Mooncake cannot run.
+"""The weight stores of a run, one for each rank of the trainer: in Mooncake over TCP, or in shared memory where
+Mooncake cannot run.
 
-The store lives as long as the context and leaves nothing behind; with `auto` one clear line says when the second
+The stores live as long as the context and leave nothing behind; with `auto` one clear line says when the second
 choice was taken, and why (tests/rollart/test_rollart_store.py).
 """
 
@@ -20,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def weight_store(config: WeightsConfig) -> AsyncIterator[str]:
-    """The URL of a store that this process owns. Raises StoreUnavailable when `mooncake` is asked for in vain."""
+async def weight_stores(config: WeightsConfig, ranks: int) -> AsyncIterator[tuple[str, ...]]:
+    """URLs of stores that this process owns. Raises StoreUnavailable when `mooncake` is asked for in vain."""
     if config.store != "shm":
         from weightsync.mooncake_master import MooncakeMaster
 
@@ -34,13 +35,14 @@ async def weight_store(config: WeightsConfig) -> AsyncIterator[str]:
             log.warning("weights go through shared memory, not Mooncake: %s", error)
         else:
             try:
-                yield master.url()
+                yield tuple(master.url(f"weights-{rank}") for rank in range(ranks))
             finally:
                 await master.stop()
             return
     name = f"rollart-{os.getpid()}-{secrets.token_hex(4)}"
-    store = SharedMemoryStore(name)
+    stores = [SharedMemoryStore(f"{name}-{rank}") for rank in range(ranks)]
     try:
-        yield f"shm:{name}"
+        yield tuple(f"shm:{name}-{rank}" for rank in range(ranks))
     finally:
-        store.unlink()
+        for store in stores:
+            store.unlink()

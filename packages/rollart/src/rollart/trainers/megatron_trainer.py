@@ -57,12 +57,11 @@ class MegatronTrainer(Trainer):
 
     def shards(self) -> tuple[dict[str, Tensor], dict[str, Shard]]:
         parts = [part for part in self._parts() if part.shard is not None or self._place.tensor_rank == 0]
-        if not self._publishes:
-            return {}, {}
+        mine = list(_share_of(parts, *self._part))
         # What a stage alone has is a shard too: readers take whole tensors from the first rank only.
         return (
-            {part.name: part.tensor for part in parts},
-            {part.name: part.shard or Shard(0, 0, part.tensor.shape[0]) for part in parts},
+            {part.name: part.tensor for part in mine},
+            {part.name: part.shard or Shard(0, 0, part.tensor.shape[0]) for part in mine},
         )
 
     def save(self, folder: str | Path) -> None:
@@ -170,6 +169,16 @@ class MegatronTrainer(Trainer):
         # As bytes, since a sum with zeros would turn -0.0 into 0.0.
         dist.all_reduce(whole.view(torch.uint8))
         return whole
+
+
+def _share_of(parts: list[Part], rank: int, ranks: int) -> Iterator[Part]:
+    """What one of several ranks that hold the same parts publishes: about as many bytes as each other one."""
+    loads = [0] * ranks
+    for part in sorted(parts, key=lambda part: part.tensor.nbytes, reverse=True):
+        least = loads.index(min(loads))
+        loads[least] += part.tensor.nbytes
+        if least == rank:
+            yield part
 
 
 def _trained(module: Any, config: TrainerConfig) -> tuple[Any, Any]:

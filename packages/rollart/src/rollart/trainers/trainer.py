@@ -146,7 +146,7 @@ class Trainer(ABC):
         """What this rank holds of the weights, by Hugging Face name, and which part of which tensor that is.
 
         For `weightsync.Publisher.publish` on every rank, each to a store of its own; no rank gathers anything, and
-        what a `weightsync.ShardedSubscriber` puts together is the whole. Empty on a rank that only repeats others.
+        what a `weightsync.ShardedSubscriber` puts together is the whole. Ranks that hold the same share it out.
         """
 
     @abstractmethod
