@@ -1,4 +1,5 @@
-"""Whole runs whose trainer has several ranks, on FSDP2 and on Megatron-Core; the weights end as a model folder."""
+"""Whole runs whose trainer has several ranks, on FSDP2 and on Megatron-Core: each publishes its own shards, engines
+put them together, two proxies serve. The weights end as a model folder."""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rollart.observe.metrics import read_metrics
+from rollart.observe.metrics import Row, read_metrics
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 CONFIG = """
 run: {name: ranks, iterations: 3}
-generation: {workers: 1}
+generation: {workers: 1, proxies: 2}
 buffer: {batch_groups: 4, group_size: 4, drop_uniform: false}
 rollout: {concurrency: 16}
 eval: {every: 100, episodes: 8}
@@ -47,9 +48,18 @@ def test_engines_hold_what_all_ranks_trained(tmp_path: Path, layout: list[str]) 
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all((row["parity/max_abs"] or 0) < 1e-3 for row in rows)
     assert rows[-1]["parity/max_abs"] is not None
+    check_shares(rows[-1])
     resumed = trained(tmp_path, *layout, "--resume", "run.iterations=4")
     assert [row["step"] for row in read_metrics(resumed)] == [1, 2, 3, 4]
     check_export(run)
+
+
+def check_shares(row: Row) -> None:
+    """Each of the two ranks published about its share: of a pipeline the first holds the embeddings too."""
+    total = row["push_bytes"] or 0
+    shares = [(row[f"push_bytes/train-{rank}"] or 0) / total for rank in range(2)]
+    assert sum(shares) == 1.0
+    assert max(shares) < 0.6, shares
 
 
 def check_export(run: Path) -> None:

@@ -73,6 +73,7 @@ class Scripted:
     async def update(self, version: int) -> Ack:
         if version == 13:
             raise UpdateFailed(version, [Ack(self.id, version, error="unlucky")])
+        self.log.append(f"update {version}")
         self.version = version
         return Ack(self.id, version, "digest")
 
@@ -209,7 +210,10 @@ async def test_control_calls_reach_the_engine(worker: RayWorker, cluster: Cluste
     assert await worker.update(4) == Ack("gen-0", 4, "digest")
     await worker.resume()
     assert worker.version == 4 == await worker.probe()
-    assert (await history(cluster))[1][-3:] == ["prefetch 4", "pause", "resume"]
+    assert (await history(cluster))[1][-4:] == ["prefetch 4", "pause", "update 4", "resume"]
+    both = await asyncio.gather(worker.update(5), worker.update(5))
+    assert both == [Ack("gen-0", 5, "digest")] * 2
+    assert (await history(cluster))[1].count("update 5") == 1, "who asks meanwhile shares the load"
 
 
 async def test_death_loses_all_requests(worker: RayWorker, cluster: Cluster) -> None:

@@ -59,6 +59,8 @@ class GenerationConfig(Section, frozen=True):
     max_num_seqs: Count = 128
     kv_cache_mb: Count = 64
     start_timeout_s: Positive = 300.0
+    proxies: Count = 1
+    """LLM proxies over the same engines, each serving a share of the trajectories; updates reach all of them."""
     restarts: CountOrZero = 3
     """How often each engine is started anew after its process died; rollout goes on with the others meanwhile."""
 

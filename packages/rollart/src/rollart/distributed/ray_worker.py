@@ -68,6 +68,7 @@ class RayWorker:
         self._posted: list[Command] = []
         self._some = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
+        self._loading: dict[int, asyncio.Task[Ack]] = {}
         self._stats = ExchangeStats()
 
     @property
@@ -100,6 +101,8 @@ class RayWorker:
 
     async def close(self) -> None:
         """End the exchange; what is under way raises WorkerLost. The process goes on."""
+        for load in list(self._loading.values()):
+            load.cancel()
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.cancel()
@@ -126,6 +129,19 @@ class RayWorker:
         await self._call("control", "prefetch", version)
 
     async def update(self, version: int) -> Ack:
+        """Who asks for the version that is being loaded (several proxies mend one worker) waits for the same load."""
+        load = self._loading.get(version)
+        if load is None:
+            load = self._loading[version] = asyncio.create_task(self._update(version))
+            load.add_done_callback(lambda load: self._loaded(version, load))
+        return await asyncio.shield(load)
+
+    def _loaded(self, version: int, load: asyncio.Task[Ack]) -> None:
+        del self._loading[version]
+        if not load.cancelled():
+            load.exception()  # whoever asked may have given up
+
+    async def _update(self, version: int) -> Ack:
         self._version = None
         ack: Ack = await self._call("control", "update", version)
         self._version = None if ack.error else ack.version

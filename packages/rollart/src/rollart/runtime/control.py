@@ -14,6 +14,7 @@ from rollart.pipeline.controller import Controller
 from rollart.pipeline.evaluator import Evaluator
 from rollart.pipeline.modes import MODES
 from rollart.pipeline.probe import ParityProbe
+from rollart.pipeline.proxies import Proxies
 from rollart.pipeline.varied import Varied
 from rollart.pipeline.weights import WeightPath
 from rollart.policy import TokenPolicy
@@ -38,13 +39,8 @@ class Control:
         self._setting = setting
         mode = MODES[config.run.mode]
         self.meter = Meter(trace)
-        self.proxy = LLMProxy(
-            parts.workers,
-            router=parts.router or AffinityRouter(config.generation.affinity),
-            prefill_router=parts.prefill_router,
-            config=ProxyConfig(patience=config.generation.start_timeout_s),
-            version=0,
-        )
+        proxies = [_proxy(config, parts) for _ in range(config.generation.proxies)]
+        self.proxy = proxies[0] if len(proxies) == 1 else Proxies(proxies)
         self.buffer = _buffer(config, setting, buffer)
         self.weights = WeightPath(parts.trainer, parts.workers, trace, patience_s=config.generation.start_timeout_s)
         self.scheduler = RolloutScheduler(
@@ -97,6 +93,16 @@ class Control:
 
     def _policy(self, prefix: str) -> TokenPolicy:
         return TokenPolicy(self.proxy, self._setting.settings, prefix=prefix, observe=self.meter.generated)
+
+
+def _proxy(config: Config, parts: Parts) -> LLMProxy:
+    return LLMProxy(
+        parts.workers,
+        router=parts.router or AffinityRouter(config.generation.affinity),
+        prefill_router=parts.prefill_router,
+        config=ProxyConfig(patience=config.generation.start_timeout_s),
+        version=0,
+    )
 
 
 def _buffer(config: Config, setting: Setting, saved: bytes | None) -> SampleBuffer:

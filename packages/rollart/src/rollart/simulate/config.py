@@ -57,8 +57,10 @@ class TrainingConfig(_Section, frozen=True):
     proximal: bool = True
     recompute: bool = True
     """Activations are computed again for the gradient, as 32k contexts need."""
-    step_s: Annotated[float, Meta(ge=0)] = 0.0
-    """Seconds of a train step that do not depend on its batch."""
+    step_s: Annotated[float, Meta(ge=0)] | None = None
+    """Seconds of a train step that do not depend on its batch; not given, the calibrated ones."""
+    push_streams: Count = 1
+    """How many ranks push their parts of the weights into the store at the same time."""
 
 
 class RewardsConfig(_Section, frozen=True):
@@ -258,6 +260,9 @@ def _check(simulation: Simulation) -> None:
         if fleet.gpus % fleet.tensor_parallel:
             reason = f"is not a multiple of tensor_parallel {fleet.tensor_parallel}"
             raise ConfigError(f"simulate.generation.{index}.gpus", fleet.gpus, reason)
+    proxies = simulation.config.generation.proxies
+    if proxies > 1:
+        raise ConfigError("generation.proxies", proxies, "a simulation has one, with its own router; 1 works")
     roles = {fleet.role for fleet in simulation.fleets}
     if ("prefill" in roles) != ("decode" in roles):
         raise ConfigError("simulate.generation", sorted(roles), "prefill and decode engines need each other")
