@@ -1,7 +1,8 @@
 """trace.json: what every resource did, in the Chrome trace format that Perfetto opens.
 
 Each resource is a group of tracks. Spans that overlap in time (concurrent generations of one worker) go
-to different tracks of their group, because the format allows only nesting on one track.
+to different tracks of their group, because the format allows only nesting on one track. Trajectories are a
+group too, of at most `rows` tracks: each has one to itself while it lasts (see `stories`).
 
 Invariants (tests/rollart/test_rollart_trace.py):
 - Spans of one track never overlap (`test_spans_of_a_track_never_overlap`).
@@ -9,6 +10,8 @@ Invariants (tests/rollart/test_rollart_trace.py):
   events of the flush that was being written (`test_a_file_cut_at_any_byte_reads_as_its_whole_events`).
 - At most `limit` spans per resource, and `limit` marks and counts, are held and written an iteration; the
   rest are counted in the iteration's `dropped` (`test_spans_past_the_limit_are_counted`).
+- The file ends at `max_bytes`. Past half of it an iteration's limit is 20 spans per resource, and trajectories
+  are left out; past the whole nothing is written (`test_a_long_run_ends_its_trace_at_the_bound`).
 - A resumed run continues on the same tracks, after the last event
   (`test_a_resumed_trace_continues_after_the_last_event`). What an interrupted attempt did past its
   checkpoint stays in the trace: the work was done.
@@ -27,13 +30,16 @@ import msgspec
 from rollart.observe.errors import CorruptFile
 from rollart.observe.files import replace_file
 from rollart.observe.steptime import Clock
+from rollart.observe.stories import Phase, Stories, Told
 
 Args = Mapping[str, str | int | float | bool | None]
 
 ITERATIONS = "iterations"  # the resource whose spans are the iterations themselves
 COUNTERS = "counters"
+TRAJECTORIES = "trajectories"
 # Rows that a reader wants near the top come first; a resource not named here comes after them, as met.
-_ORDER = (ITERATIONS, COUNTERS, "controller", "gen", "env", "reward", "train", "push", "pull", "commit")
+_ORDER = (ITERATIONS, COUNTERS, "controller", "gen", "env", "reward", "train", "push", "pull", "commit", TRAJECTORIES)
+_THIN = 20
 
 
 class Event(msgspec.Struct, omit_defaults=True):
@@ -59,11 +65,17 @@ class _Pending(msgspec.Struct):
 class Trace:
     """Collects what resources did and writes it out once per iteration. Times are the injected clock's."""
 
-    def __init__(self, path: Path | str, clock: Clock, *, limit: int = 400) -> None:
+    def __init__(
+        self, path: Path | str, clock: Clock, *, limit: int = 400, rows: int = 64, max_bytes: int = 128 << 20
+    ) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._clock = clock
         self._limit = limit
+        self._max_bytes = max_bytes
+        self._thin = self._ended = False
+        self._stories = Stories(rows, limit)
+        self._rows_named = 0
         self._pending: dict[str, list[_Pending]] = {}
         self._points: list[Event] = []
         self._dropped: Counter[str] = Counter()
@@ -83,6 +95,10 @@ class Trace:
         else:
             self._dropped[resource] += 1
 
+    def story(self, trajectory: str, phase: str, start: float, end: float) -> None:
+        """`trajectory` ended a phase: its row shows it."""
+        self._stories.add(trajectory, Phase(phase, start, end))
+
     @contextmanager
     def measure(self, resource: str, name: str, **args: str | int | float) -> Iterator[None]:
         start = self._clock()
@@ -101,9 +117,15 @@ class Trace:
 
     def flush(self, step: int, start: float, end: float, **args: str | int | float) -> None:
         """Write iteration `step` and everything collected since the last flush."""
+        told, untold = self._stories.take()
+        if self._thin:
+            told, untold = [], untold + sum(len(one.phases) for one in told)
+        if untold:
+            self._dropped[TRAJECTORIES] = untold
         dropped = {f"dropped {resource}": n for resource, n in self._dropped.items()}
         self._pending[ITERATIONS] = [_Pending(start, end, f"iteration {step}", {"step": step, **args, **dropped})]
         events = [event for resource in self._pending for event in self._place(resource)]
+        events += [event for one in told for event in self._tell(one)]
         self._append([*self._names(), *events, *self._points])
         self._pending, self._points = {}, []
         self._dropped.clear()
@@ -129,6 +151,15 @@ class Trace:
             lanes[lane : lane + 1] = [end]
             yield Event(span.name, "X", pid, lane + 1, start, end - start, args=dict(span.args))
 
+    def _tell(self, told: Told) -> Iterator[Event]:
+        """A span named after the trajectory, and its phases inside."""
+        pid = self._pid(TRAJECTORIES)
+        start, end = self._micro(told.phases[0].start), self._micro(told.phases[-1].end)
+        yield Event(told.trajectory, "X", pid, told.row + 1, start, end - start)
+        for phase in told.phases:
+            start, end = self._micro(phase.start), self._micro(phase.end)
+            yield Event(phase.name, "X", pid, told.row + 1, start, end - start)
+
     def _pid(self, resource: str) -> int:
         return self._pids.setdefault(resource, len(self._pids) + 1)
 
@@ -138,6 +169,9 @@ class Trace:
             yield Event("process_name", "M", pid, 0, args={"name": resource})
             yield Event("process_sort_index", "M", pid, 0, args={"sort_index": resource_order(resource)})
         self._named = len(self._pids)
+        for row in range(self._rows_named, self._stories.rows if TRAJECTORIES in self._pids else 0):
+            yield Event("thread_name", "M", self._pids[TRAJECTORIES], row + 1, args={"name": f"row {row + 1}"})
+            self._rows_named = row + 1
 
     def _micro(self, seconds: float) -> int:
         return round((seconds - self._origin) * 1e6)
@@ -150,6 +184,8 @@ class Trace:
             last = max(last, end)
             if event.ph == "M" and event.name == "process_name":
                 self._pids[str(event.args["name"])] = event.pid
+            elif event.ph == "M" and event.name == "thread_name":
+                self._rows_named = max(self._rows_named, event.tid)
             elif event.ph == "X":
                 lanes = self._lanes.setdefault(event.pid, [])
                 lanes.extend([0] * (event.tid - len(lanes)))
@@ -158,10 +194,16 @@ class Trace:
         return last
 
     def _append(self, events: list[Event]) -> None:
-        self._file.seek(-len(_TAIL), 2)
-        self._file.write(_lines(events, first=self._empty) + _TAIL)
+        place = self._file.seek(-len(_TAIL), 2)
+        lines = _lines(events, first=self._empty) + _TAIL
+        self._ended = self._ended or place + len(lines) > self._max_bytes
+        if self._ended:
+            return
+        self._file.write(lines)
         self._file.flush()
         self._empty = False
+        if place + len(lines) > self._max_bytes // 2:
+            self._thin, self._limit = True, min(self._limit, _THIN)
 
 
 def resource_order(resource: str) -> int:

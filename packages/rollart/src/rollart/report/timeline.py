@@ -15,8 +15,10 @@ from itertools import pairwise
 
 import msgspec
 
-from rollart.observe.trace import COUNTERS, ITERATIONS, Event, resource_order
+from rollart.observe.trace import COUNTERS, ITERATIONS, TRAJECTORIES, Event, resource_order
 
+# The environments' row says what trajectories did; one row for each is for Perfetto.
+_NO_ROWS = (ITERATIONS, COUNTERS, TRAJECTORIES)
 MAX_LANES = 8  # more bars in one row than this cannot be told apart, or tapped
 MAX_SPANS = 600  # of one row
 MAX_MARKS = 50  # of one row
@@ -85,7 +87,7 @@ def _window(why: str, step: int, iteration: Event, events: Iterable[Event], name
     spans, marks = defaultdict(list), defaultdict(list)
     for event in events:
         resource = names.get(event.pid, "?")
-        if event.ts is None or resource in (ITERATIONS, COUNTERS):
+        if event.ts is None or resource in _NO_ROWS:
             continue
         if event.ph == "X" and event.ts < start + length and event.ts + (event.dur or 0) > start:
             spans[resource].append(event)
@@ -94,7 +96,7 @@ def _window(why: str, step: int, iteration: Event, events: Iterable[Event], name
     rows = [
         _row(resource, spans[resource], marks[resource][:MAX_MARKS], start, length)
         for resource in sorted(names.values(), key=lambda name: (resource_order(name), name))
-        if resource not in (ITERATIONS, COUNTERS)
+        if resource not in _NO_ROWS
     ]
     dropped = sum(int(n or 0) for key, n in iteration.args.items() if key.startswith("dropped "))
     return Window(step, why, length / 1e6, rows, _suspended(spans["controller"], start, length), dropped)

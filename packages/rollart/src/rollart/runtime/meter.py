@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmproxy import GenerateResult
 from rollart.observe.trace import Trace
 
-# The proxy's own span of a turn is drawn by worker; envmanager's would draw it again.
+# A turn's generation is drawn by worker, as the proxy tells it, and on the row of its trajectory.
 _ROWS = {"reset": "env", "step": "env", "reward": "reward"}
 
 
@@ -28,7 +28,8 @@ class Meter:
         self._trace.span(result.worker, f"generate v{versions}", start, end, tokens=len(result.token_ids))
 
     def environment(self, kind: str, id: str, start: float, end: float) -> None:
-        """An environment or a reward was busy with trajectory `id`."""
+        """A phase of trajectory `id` ended: its environment, its generation or its reward was busy."""
+        self._trace.story(id, kind, start, end)
         row = _ROWS.get(kind)
         if row is not None:
             self._trace.span(row, kind, start, end, trajectory=id)

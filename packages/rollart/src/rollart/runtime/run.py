@@ -27,7 +27,7 @@ from rollart.runtime.folder import RunFolder
 from rollart.runtime.parts import Parts
 from rollart.runtime.setting import Setting
 
-# A resource's spans in one iteration: every turn of a small task, and some tens of megabytes a run at most.
+# A resource's spans in one iteration: every turn of a small task.
 _TRACED_SPANS = 2000
 
 
