@@ -33,6 +33,8 @@ class Measured(msgspec.Struct):
     """Trajectories that were thrown away for their age, as a share of those that ended."""
     over: float
     """Trained trajectories beyond the staleness bound, as a share."""
+    driver_share: float
+    """CPU seconds of the driver's own process, as a share of the wall time."""
     parts: dict[str, float]
     peak_bytes: int
 
@@ -53,6 +55,7 @@ def measure(config: Path, folder: Path, name: str, words: Sequence[str]) -> Meas
         tokens_per_s=statistics.mean(number(row, "tokens_per_s") for row in counted),
         stale=_share(rows[WARM_UP - 1], rows[-CLOSING - 1], "ledger/stale"),
         over=statistics.mean(number(row, "staleness/over") for row in counted),
+        driver_share=sum(number(row, "driver/cpu_s") for row in counted) / wall,
         parts={part: statistics.mean(parts(row).get(part, 0.0) for row in counted) for part in parts(counted[-1])},
         peak_bytes=info.peak_memory_bytes or 0,
     )

@@ -89,6 +89,8 @@ def speed(rounds: list[dict[str, Measured]]) -> list[dict[str, Any]]:
             rows.append(
                 {"metric": f"trajectories {metric}, {mode}", "unit": "%", "ours": 100 * statistics.mean(values)}
             )
+        share = statistics.mean(m.driver_share for m in runs)
+        rows.append({"metric": f"driver's CPU, of the wall time, {mode}", "unit": "%", "ours": 100 * share})
         for part in ("get_batch", "train", "wait_weights", "suspend", "update", "resume", "probe"):
             share = statistics.mean(m.parts.get(part, 0.0) / m.seconds for m in runs)
             rows.append({"metric": f"share of step time, {mode}: {part}", "unit": "%", "ours": 100 * share})

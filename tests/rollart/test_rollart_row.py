@@ -30,11 +30,13 @@ async def buffer_with_a_batch(tasks: Sequence[str] = ("a", "a")) -> tuple[Sample
     return buffer, await buffer.get_batch(trainer_version=2)
 
 
-async def row(switch: Switch | None, tasks: Sequence[str] = ("a", "a")) -> dict[str, Any]:
+async def row(
+    switch: Switch | None, tasks: Sequence[str] = ("a", "a"), driver_cpu_s: float | None = None
+) -> dict[str, Any]:
     buffer, batch = await buffer_with_a_batch(tasks)
     time = StepTime(10.0, 14.0, {"get_batch": 3_000_000_000, "train": 1_000_000_000})
     iteration = Iteration(7, batch, 1, Trained(3, {"loss": 0.5}), switch, None, time)
-    return metrics_row(iteration, buffer.stats(), elapsed_s=99.0, tokens=400)
+    return metrics_row(iteration, buffer.stats(), elapsed_s=99.0, tokens=400, driver_cpu_s=driver_cpu_s)
 
 
 async def test_staleness_and_lag_are_counted_from_their_own_clocks() -> None:
@@ -66,3 +68,14 @@ async def test_a_switch_brings_its_three_costs_apart() -> None:
     written = await row(Switch(staged, exposed_s=0.3, parity=1e-6, ended=0))
     assert [written[key] for key in ("push_s", "pull_accumulated_s", "pull_exposed_s")] == [0.1, 0.2, 0.3]
     assert written["parity/max_abs"] == 1e-6
+
+
+async def test_the_drivers_share_is_of_the_wall_time() -> None:
+    assert (await row(None, driver_cpu_s=1.0))["driver/cpu_share"] == 0.25
+    assert (await row(None))["driver/cpu_share"] is None
+
+
+async def test_what_each_rank_published_is_told() -> None:
+    staged = Staged(1, "d", 0.1, 0.2, 30, (10, 20))
+    measured = await row(Switch(staged, 0.3, 1e-5, 0))
+    assert [measured[f"push_bytes{rank}"] for rank in ("", "/train-0", "/train-1")] == [30, 10, 20]

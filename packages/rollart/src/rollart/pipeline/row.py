@@ -16,8 +16,11 @@ from samplebuffer import Batch
 from samplebuffer import Stats as BufferStats
 
 
-def metrics_row(iteration: Iteration, stats: BufferStats, *, elapsed_s: float, tokens: int) -> Row:
-    """The row of an iteration; `tokens` is how many were generated in it, `elapsed_s` the run's time at its end.
+def metrics_row(
+    iteration: Iteration, stats: BufferStats, *, elapsed_s: float, tokens: int, driver_cpu_s: float | None = None
+) -> Row:
+    """The row of an iteration; `tokens` is how many were generated in it, `elapsed_s` the run's time at its end,
+    `driver_cpu_s` what the driver's own process computed meanwhile.
 
     `staleness/over` is the share of the trained trajectories beyond the bound: 0 in every mode that evicts.
     """
@@ -50,6 +53,8 @@ def metrics_row(iteration: Iteration, stats: BufferStats, *, elapsed_s: float, t
         "pull_accumulated_s": switch.staged.pull_s if switch else None,
         "pull_exposed_s": switch.exposed_s if switch else None,
         **iteration.time.metrics(),
+        "driver/cpu_s": driver_cpu_s,
+        "driver/cpu_share": None if driver_cpu_s is None else driver_cpu_s / iteration.time.wall,
         **{f"ledger/{column}": count for column, count in ledger.items()},
         **{f"train/{name}": value for name, value in iteration.trained.metrics.items()},
     }

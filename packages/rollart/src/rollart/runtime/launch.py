@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -65,6 +66,7 @@ async def launch(
             trainer=trainer,
             watch=partial(_watch, [generation, training]),
             export=trainer.export,
+            driver_cpu=time.process_time,
         )
 
 

@@ -53,6 +53,7 @@ class Run:
         self._clock = asyncio.get_running_loop().time
         self._began = self._clock() - (state.elapsed_s if state else 0.0)
         self._saved_step = self.step
+        self._cpu_before = 0.0
         self._serving = asyncio.Event()
         self._trace = Trace(folder.path / "trace.json", self._clock, limit=_TRACED_SPANS)
         self._metrics = MetricsWriter(folder.path, resume_step=self.step if state else None)
@@ -115,6 +116,7 @@ class Run:
             success = self.success = await self._control.evaluator.success()
             self._dashboard.log(f"before training: success {success:.3f} on held-out tasks")
         controller.restart_clock()
+        self._driver_cpu()
         return success
 
     async def _iteration(self, stop: asyncio.Event) -> Iteration | None:
@@ -131,7 +133,11 @@ class Run:
         self.step = iteration.step
         control, time = self._control, iteration.time
         row = metrics_row(
-            iteration, control.buffer.stats(), elapsed_s=self.elapsed_s, tokens=control.meter.take_tokens()
+            iteration,
+            control.buffer.stats(),
+            elapsed_s=self.elapsed_s,
+            tokens=control.meter.take_tokens(),
+            driver_cpu_s=self._driver_cpu(),
         )
         if success_before is not None:
             row["eval/success_before"] = success_before
@@ -153,6 +159,13 @@ class Run:
                 success=self.success,
             )
         )
+
+    def _driver_cpu(self) -> float | None:
+        """CPU seconds of the driver since the last call."""
+        if self._parts.driver_cpu is None:
+            return None
+        before, self._cpu_before = self._cpu_before, self._parts.driver_cpu()
+        return self._cpu_before - before
 
     async def _save(self) -> None:
         """Write a checkpoint of the last finished step, unless it is there already."""
