@@ -150,7 +150,7 @@ class Server:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._gone()
 
     def start_again(self) -> None:
         self._process = self._started()
@@ -170,14 +170,24 @@ class Server:
             yield self
         finally:
             self._process.terminate()
-            self._process.wait(30)
+            self._gone()
+
+    def _gone(self) -> None:
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process.wait(30)
 
 
 class World:
-    """The servers of a run and its configuration. `remote` plays the environments behind a server too."""
+    """The servers of a run and its configuration. `remote` plays the environments behind a server too; `runs` is
+    where the run's folder lies, if not in `folder`.
+    """
 
-    def __init__(self, folder: Path, *, engines: int, remote: bool, stack: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, stack: ExitStack, *, engines: int = 1, remote: bool = False, runs: Path | None = None
+    ) -> None:
         self.folder = folder
+        self.run = (runs or folder) / "chaos"
         serve_reward = ("rollart.cli.main", "serve-reward", "tests.chaos.scoring:score", "--least", "1")
         self.reward = stack.enter_context(Server(*serve_reward).running())
         env = LAKE
@@ -189,7 +199,12 @@ class World:
         self.config = folder / "chaos.yaml"
         self.config.write_text(
             CONFIG.format(
-                folder=folder, iterations=ITERATIONS, env=env, isolate=isolate, reward=reward, engines=engines
+                folder=self.run.parent,
+                iterations=ITERATIONS,
+                env=env,
+                isolate=isolate,
+                reward=reward,
+                engines=engines,
             )
         )
 
@@ -197,4 +212,4 @@ class World:
         return Attempt(self.folder, ["train", str(self.config)])
 
     def resume(self) -> Attempt:
-        return Attempt(self.folder, ["resume", str(self.folder / "chaos")])
+        return Attempt(self.folder, ["resume", str(self.run)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -50,7 +51,7 @@ def test_a_killed_part_costs_time_and_nothing_else(tmp_path: Path, part: str) ->
     chance = random.Random(f"{part} {SEED}")
     step = chance.randint(4, ITERATIONS - 4)
     with ExitStack() as stack:
-        world = World(tmp_path, engines=1 + (part == "engine"), remote=part == "environment server", stack=stack)
+        world = World(tmp_path, stack, engines=1 + (part == "engine"), remote=part == "environment server")
         attempt = world.train()
         stack.callback(lambda: attempt.end())
         attempt.reached(step)
@@ -63,12 +64,39 @@ def test_a_killed_part_costs_time_and_nothing_else(tmp_path: Path, part: str) ->
         ended = attempt.process.wait(FINISH_S)
         assert attempt.nothing_left()
         if ended != 0:
-            check_failure(tmp_path / "chaos", attempt, driver=part == "driver")
+            check_failure(world.run, attempt, driver=part == "driver")
             attempt = world.resume()
             assert attempt.process.wait(FINISH_S) == 0, attempt.text()
             assert attempt.nothing_left()
-    check_metrics(tmp_path / "chaos")
-    check_tasks(tmp_path)
+    check_metrics(world.run)
+    check_tasks(world)
+
+
+def test_a_full_disk_ends_the_run_and_room_resumes_it(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    with ExitStack() as stack:
+        stack.callback(lambda: subprocess.run(["umount", "--lazy", str(disk)], check=True))
+        world = World(tmp_path, stack, runs=disk)
+        attempt = world.train()
+        stack.callback(lambda: attempt.end())
+        attempt.reached(random.Random(f"disk {SEED}").randint(4, ITERATIONS - 4))
+        filler = disk / "filler"
+        with pytest.raises(OSError, match="No space left"), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 12))
+        assert attempt.process.wait(FINISH_S) != 0
+        assert "No space left" in attempt.text()
+        assert attempt.nothing_left()
+        filler.unlink()
+        attempt = world.resume()
+        assert attempt.process.wait(FINISH_S) == 0, attempt.text()
+        assert attempt.nothing_left()
+        check_metrics(world.run)
+        check_tasks(world)
 
 
 def check_failure(run: Path, attempt: Attempt, *, driver: bool) -> None:
@@ -92,11 +120,11 @@ def check_metrics(run: Path) -> None:
         assert row["parity/max_abs"] is None or row["parity/max_abs"] < 1e-3
 
 
-def check_tasks(folder: Path) -> None:
+def check_tasks(world: World) -> None:
     """Each key that was drawn was trained on once, or is still open; none before it was left out."""
-    trained = [group["key"] for step in read_record(folder / "record.jsonl") for group in step["groups"]]
+    trained = [group["key"] for step in read_record(world.folder / "record.jsonl") for group in step["groups"]]
     assert len(trained) == len(set(trained)) == ITERATIONS * BATCH // 4
-    checkpoints = Checkpoints(folder / "chaos" / "checkpoints")
+    checkpoints = Checkpoints(world.run / "checkpoints")
     assert checkpoints.steps() == [ITERATIONS - 3, ITERATIONS]
     last = checkpoints.latest()
     assert last is not None
@@ -104,5 +132,5 @@ def check_tasks(folder: Path) -> None:
     unfinished = [group.key for group in buffer.groups] + [task.key for task in buffer.waiting]
     assert not buffer.given_up
     assert not set(unfinished) & set(trained)
-    setting = Setting(load_config(folder / "chaos" / "config.yaml"), folder / "chaos" / "model")
+    setting = Setting(load_config(world.run / "config.yaml"), world.run / "model")
     assert set(unfinished) | set(trained) == set(islice(setting.train_keys(), buffer.drawn))

@@ -46,11 +46,47 @@ async def test_a_failed_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
         await save(folder)
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(CheckpointError, match=r"step-000002 cannot be written: disk full; the last is .*step-000001"):
         await checkpoints.write(state(2), fail)
-    assert checkpoints.steps() == [1]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-000001"]
     await checkpoints.write(state(3), save)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-000001", "step-000003"]
+
+
+async def test_what_the_trainer_raises_passes_through(tmp_path: Path) -> None:
+    async def fail(folder: Path) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await Checkpoints(tmp_path).write(state(1), fail)
+    assert not list(tmp_path.iterdir())
+
+
+def write_without_room(folder: str, limit: int) -> None:
+    """A writer that may write files of `limit` bytes and no longer ones; its exit code is 7 for a CheckpointError."""
+    import asyncio
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        asyncio.run(Checkpoints(Path(folder)).write(state(2), save))
+    except CheckpointError:
+        os._exit(7)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("limit", [0, 20, 999])  # no file at all, half the driver's state, most of the trainer's
+async def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, limit: int) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    await checkpoints.write(state(1), save)
+    writer = multiprocessing.get_context("fork").Process(target=write_without_room, args=(str(tmp_path), limit))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == 7
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-000001"]
+    assert checkpoints.read(tmp_path / "step-000001") == state(1)
+    await checkpoints.write(state(2), save)
+    assert checkpoints.steps() == [1, 2]
 
 
 def die_while_writing(folder: str, at: str) -> None:

@@ -1,8 +1,8 @@
 """Checkpoints: everything a killed run needs to go on with the bound intact and no task skipped or repeated.
 
 A checkpoint is a folder `step-NNNNNN`. It is written beside its place, synced, and renamed, so it is there
-whole or not at all; a folder that a killed writer left is removed by the next one. The last `keep` are kept.
-Held by tests/rollart/test_rollart_checkpoint.py.
+whole or not at all, also when the disk is full; a folder that a killed writer left is removed by the next one. The
+last `keep` are kept. Held by tests/rollart/test_rollart_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from rollart.distributed.errors import RemoteError
 from rollart.errors import CheckpointError
 
 FORMAT = 1
@@ -54,18 +55,29 @@ class Checkpoints:
         return self._place(steps[-1]) if steps else None
 
     async def write(self, state: RunState, save_trainer: Callable[[Path], Awaitable[None]]) -> Path:
-        """Write a checkpoint; `save_trainer(folder)` puts the trainer's files into it. Returns its place."""
+        """Write a checkpoint; `save_trainer(folder)` puts the trainer's files into it. Returns its place.
+
+        Raises CheckpointError when it cannot be written, as to a full disk; that the trainer died passes through.
+        """
         place = self._place(state.step)
         staging = self.folder / f".writing-{place.name}"
         self._sweep()
-        staging.mkdir(parents=True)
-        await save_trainer(staging)
-        (staging / "state.msgpack").write_bytes(msgspec.msgpack.encode(state))
-        _sync_tree(staging)
-        if place.exists():
-            shutil.rmtree(place)
-        staging.rename(place)
-        _sync(self.folder)
+        try:
+            staging.mkdir(parents=True)
+            await save_trainer(staging)
+            (staging / "state.msgpack").write_bytes(msgspec.msgpack.encode(state))
+            _sync_tree(staging)
+            if place.exists():
+                shutil.rmtree(place)
+            staging.rename(place)
+            _sync(self.folder)
+        except BaseException as error:
+            self._sweep()  # half a checkpoint is of no use, and takes the room that the next one needs
+            if not isinstance(error, OSError | RemoteError):
+                raise
+            reason = error.line if isinstance(error, RemoteError) else str(error)
+            there = f"the last is {last}" if (last := self.latest()) else "there is none yet"
+            raise CheckpointError(f"{place} cannot be written: {reason}; {there}; make room, then resume") from error
         for step in self.steps()[: -self.keep]:
             shutil.rmtree(self._place(step))
         return place
