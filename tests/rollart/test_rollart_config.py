@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rollart.config import Config, dump_config, load_config, parse_config
 from rollart.config.check import check_resumable
 from rollart.errors import ConfigError
+from rollart.models import make_tiny_qwen3
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,26 @@ from rollart.errors import ConfigError
         ("buffer.group_size=0", "buffer.group_size", ">= 1"),
         ("run.name=../x", "run.name", "matching"),
         ("run=3", "run", "is a section with keys"),
-        ("run.mode=async", "run.mode", "invalid enum value"),
+        ("run.mode=async", "run.mode", "one of rollart, areal, one_off, sync_plus, sync; did you mean sync?"),
+        ("train.objective.loss=pppo", "train.objective.loss", "did you mean ppo?"),
+        ("train.objective.clip_low=-1", "train.objective.clip_low", ">= 0"),
+        ("train.objective.outlier=0.5", "train.objective.outlier", "> 1"),
+        ("weights.store=none", "weights.store", "must be one of auto, mooncake, shm"),
+        ("weights.store=cuda-ipc", "weights.store", "must be one of auto, mooncake, shm"),
+        ("weights.transport=nccl", "weights.transport", "valid here: store, bucket_mb"),
+        ("generation.hardware=cpu", "generation.hardware", "is a list; write [cpu]"),
+        ("generation.proxies=193", "generation.proxies", "192 or fewer work"),
+        ("generation.max_model_len=100000", "generation.kv_cache_mb", "tokens takes 196 MiB; 196 works"),
+        ("model.heads=6", "model.heads", "4 key-value heads, of which it must be a multiple; 4 works"),
+        ("pools=[]", "pools", "total: 512}] works"),
+        ("train.minibatches=129", "train.minibatches", "a batch has 128 trajectories"),
+        ("train={minibatch_of: groups, minibatches: 17}", "train.minibatches", "a batch has 16 groups"),
+        ("train.micro_tokens=9", "train.micro_tokens", "22 works"),
+        ("train={backend: megatron, tensor_parallel: 3}", "train.tensor_parallel", "4 attention heads; 2 works"),
+        ("train={backend: megatron, pipeline_parallel: 3}", "train.pipeline_parallel", "2 layers; 2 works"),
+        ("train.data_parallel=3", "train.data_parallel", "does not divide the 128 trajectories of a batch; 2 works"),
+        ("train.minibatches=2.5", "train.minibatches", "expected int, got float"),
+        ("tasks={a: {kind: env, env: x:y, chat: qwen}}", "tasks.a.chat", "did you mean qwen3?"),
         ("generation.max_model_len=4", "generation.max_model_len", "at least 22"),
         ("generation.hardware=[B200]", "generation.hardware", "pools offer"),
         ("generation.hardware=[cpu,cpu,cpu]", "generation.hardware", "one for each of the 2 workers"),
@@ -128,3 +148,38 @@ def test_a_continuation_cannot_change_what_the_checkpoint_depends_on() -> None:
     check_resumable(load_config(overrides=["tasks.FrozenLake.max_turns=9"]), stored)
     with pytest.raises(ConfigError, match=r"tasks\.FrozenLake\.size.*started with 4"):
         check_resumable(load_config(overrides=["tasks.FrozenLake.size=5"]), stored)
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "remedy"),
+    [
+        (["generation.max_model_len=2000"], "generation.max_model_len", "takes 1024 tokens at most; 1024 works"),
+        (
+            ["weights.segment_mb=1"],
+            "weights.segment_mb",
+            "4 versions of the model at once, 3 MiB; set it to 3",
+        ),
+        (["weights.segment_mb=1", "weights.store=shm"], "", ""),
+        (["weights.segment_mb=1", "train.dtype=bfloat16", "weights.keep_versions=1"], "", ""),
+        (["generation.max_model_len=1024", "generation.kv_cache_mb=2"], "generation.kv_cache_mb", "3 works"),
+    ],
+)
+def test_a_models_folder_says_what_it_takes(tmp_path, words: list[str], key: str, remedy: str) -> None:
+    path = make_tiny_qwen3(tmp_path / "model", 0)
+    overrides = [f"model.path={path}", *words]
+    if not key:
+        load_config(overrides=overrides)
+        return
+    with pytest.raises(ConfigError) as error:
+        load_config(overrides=overrides)
+    assert error.value.key == key
+    assert remedy in str(error.value)
+
+
+@pytest.mark.parametrize(("pattern", "what"), [("config.json", "a model"), ("tokenizer*", "a tokenizer")])
+def test_a_model_folder_without_its_parts_is_refused(tmp_path, pattern: str, what: str) -> None:
+    path = make_tiny_qwen3(tmp_path / "model", 0)
+    for file in path.glob(pattern):
+        file.unlink()
+    with pytest.raises(ConfigError, match=f"model.path = .*: name a Hugging Face folder with {what}"):
+        load_config(overrides=[f"model.path={path}"])

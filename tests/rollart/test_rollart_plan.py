@@ -47,3 +47,10 @@ def test_each_worker_asks_for_its_class_and_accepts_the_others() -> None:
     assert asked["gen-0"] == (["H20", "H800"], 1.0)
     assert asked["gen-1"] == (["H800", "H20"], 1.0)
     assert "gen-0: 1 of H20, else H800" in plan(config)
+
+
+@pytest.mark.parametrize(("turns", "said"), [(20, "128 tokens, room for 5 turns that use all"), (5, "")])
+def test_a_context_that_holds_fewer_turns_than_an_episode_may_have_is_told(turns: int, said: str) -> None:
+    text = plan(load_config(overrides=[f"tasks={{a: {{kind: env, env: x:y, max_tokens: 24, max_turns: {turns}}}}}"]))
+    assert said in text
+    assert ("context" in text) == bool(said)

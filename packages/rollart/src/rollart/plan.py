@@ -48,6 +48,11 @@ def _run(config: Config) -> Iterator[tuple[str, str]]:
     for name, task in config.tasks.items():
         share = task.weight / sum(other.weight for other in config.tasks.values())
         yield "task", f"{name}: {_what(task)}, up to {task.max_turns} turns, {share:.0%} of the groups"
+        context = config.generation.max_model_len
+        whole = task.max_turns if _latest_only(task) else context // least_context(task)
+        if whole < task.max_turns:
+            room = f"room for {whole} turns that use all their tokens; an episode whose context is full ends"
+            yield "context", f"{name}: {context} tokens, {room}"
     yield (
         "evaluation",
         f"{config.eval.episodes} held-out episodes before training and every {config.eval.every} iterations",

@@ -12,16 +12,20 @@ Invariants
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from rollart.algorithms import losses
 from rollart.algorithms.losses import Divergence, TokenLoss
 
 LossName = Literal["ppo", "grpo", "decoupled_ppo", "tis", "cispo", "topr", "weighted_topr"]
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Aggregation = Literal["token_mean", "sequence_mean"]
 
 
@@ -29,20 +33,20 @@ class ObjectiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Which loss, with which bounds. A bound that the loss does not have is not read."""
 
     loss: LossName = "tis"
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    cap: float | None = None
+    clip_low: Share = 0.2
+    clip_high: NonNegative = 0.28
+    cap: Positive | None = None
     """Truncation of the ratio; None is the loss's own: 2 in tis, 1 in topr and weighted_topr, 5 in decoupled_ppo."""
-    positive_weight: float = 1.0
-    negative_weight: float = 1.0
+    positive_weight: NonNegative = 1.0
+    negative_weight: NonNegative = 1.0
     kl: Divergence = "k3"
-    kl_coef: float = 0.0
+    kl_coef: NonNegative = 0.0
     entropy_coef: float = 0.0
     aggregation: Aggregation = "token_mean"
-    mismatch_cap: float | None = None
+    mismatch_cap: Positive | None = None
     """C of min(pi_trainer / pi_engine, C), 5 where it is used; None leaves the correction out. The weight
     pi_prox / mu of decoupled_ppo already is this correction: there C takes the place of `cap`."""
-    outlier: float | None = None
+    outlier: Annotated[float, Meta(gt=1)] | None = None
     """Drops tokens whose pi_trainer / pi_engine is outside [1 / outlier, outlier]; None keeps all."""
 
     @property

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -189,4 +189,27 @@ def _located(error: msgspec.ValidationError, tree: Any, prefix: str) -> ConfigEr
         elif isinstance(value, Mapping):
             value = value.get(part)
     key = ".".join(filter(None, (prefix, path)))
-    return ConfigError(key or "config", value, reason[:1].lower() + reason[1:].replace("`", ""))
+    return ConfigError(key or "config", value, _remedy(reason[:1].lower() + reason[1:].replace("`", ""), key, value))
+
+
+def _remedy(reason: str, key: str, value: Any) -> str:
+    """What to write instead, where msgspec only says what is wrong."""
+    if reason.startswith("invalid enum value"):
+        choices = _choices(key.split("."))
+        close = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return f"must be one of {', '.join(choices)}{hint}" if choices else reason
+    if reason.startswith("expected array") and isinstance(value, str):
+        return f"is a list; write [{value}]"
+    return reason
+
+
+def _choices(path: list[str]) -> list[str]:
+    """The words that the key at `path` may take."""
+    kind: Any = Config
+    if path[0] == "tasks":
+        hints = [get_type_hints(each).get(path[-1]) for each in KINDS.values()]
+        return [word for hint in hints if hint is not None for word in get_args(hint)]
+    for part in path:
+        kind = get_type_hints(kind).get(part) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
+    return [word for word in get_args(kind) if isinstance(word, str)]

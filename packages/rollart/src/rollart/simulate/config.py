@@ -203,6 +203,7 @@ def _filled(tree: dict[str, Any], world: SimulateConfig) -> dict[str, Any]:
         classes = [fleet.hardware for fleet in world.generation if fleet.role != "prefill"]
         hardware = [fleet.hardware for fleet in world.generation for _ in range(fleet.engines)]
         generation |= {"workers": len(hardware), "hardware": hardware}
+        generation.setdefault("kv_cache_mb", 1 << 20)  # of real engines; simulated ones have what their devices have
         # The class "" stands for any.
         generation.setdefault("affinity", {"default": classes[0] if len(set(classes)) == 1 else ""})
         pools = [{"name": name, "hardware": name, "total": 1e6} for name in dict.fromkeys([*hardware, ""])]
