@@ -21,11 +21,11 @@ from tests.recorded import RECORD
 ROOT = Path(__file__).parents[2]
 ITERATIONS = 30
 BATCH = 16
-LAKE = "gymnasium:FrozenLake-v1?size=4&is_slippery=false&max_episode_steps=4"
+ENVIRONMENT = "tests.chaos.walk:Walk"
 CONFIG = """
 run: {{name: chaos, folder: {folder}, iterations: {iterations}}}
 tasks:
-  lake:
+  walk:
     kind: env
     env: "{env}"
     isolate: {isolate}
@@ -190,9 +190,9 @@ class World:
         self.run = (runs or folder) / "chaos"
         serve_reward = ("rollart.cli.main", "serve-reward", "tests.chaos.scoring:score", "--least", "1")
         self.reward = stack.enter_context(Server(*serve_reward).running())
-        env = LAKE
+        env = ENVIRONMENT
         if remote:
-            self.environments = stack.enter_context(Server("envmanager.cli", "serve-env", LAKE).running())
+            self.environments = stack.enter_context(Server("envmanager.cli", "serve-env", ENVIRONMENT).running())
             env = f"http://127.0.0.1:{self.environments.port}"
         reward = f"http://127.0.0.1:{self.reward.port}/function/score"
         isolate = str(not remote).lower()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import resmgr
-from resmgr import Invalid, Node, Pool, Request
+from resmgr import Invalid, Node, Pool, Request, wire
 from resmgr.amounts import to_milli, to_units
 
 
@@ -64,6 +64,12 @@ def test_requests_that_contradict_themselves_are_refused(change, message):
 def test_pools_that_contradict_themselves_are_refused(pool, message):
     with pytest.raises(Invalid, match=message):
         pool.validate()
+
+
+def test_equal_pools_are_one_definition():
+    whole = Pool("p", "H20", 2, nodes=[Node("a", 1), Node("b", 1)])
+    real = Pool("p", "H20", 2.0, nodes=[Node("b", 1.0), Node("a", 1.0)])
+    assert wire.pool_bytes(whole) == wire.pool_bytes(real)
 
 
 def test_the_public_names_are_exported():

@@ -86,7 +86,10 @@ def spec_of(request: Request, amount: int | None = None) -> bytes:
 
 def pool_bytes(pool: Pool) -> tuple[bytes, bytes]:
     """The definition, equal for equal pools, and its places as a flat list."""
-    ordered = msgspec.structs.replace(pool, nodes=sorted(pool.nodes, key=lambda node: node.name))
+    nodes = [msgspec.structs.replace(node, total=float(node.total)) for node in pool.nodes]
+    ordered = msgspec.structs.replace(
+        pool, total=float(pool.total), nodes=sorted(nodes, key=lambda node: node.name)
+    )  # 2 and 2.0 are equal, and are written differently
     flat = [part for place in pool.places() for part in place]
     return msgspec.msgpack.encode(ordered, order="sorted"), encode(flat)
 

@@ -46,7 +46,8 @@ async def launch(
             await ResourceManager.connect(f"embedded:{folder.path / 'metadata'}", ttl=_LEASE_S)
         )
         for pool in config.pools:
-            await resources.register(Pool(pool.name, pool.hardware, pool.total))
+            # The store is the run's own: what it remembers of an earlier start is no other's.
+            await resources.register(Pool(pool.name, pool.hardware, pool.total), replace=True)
         stores = await stack.enter_async_context(weight_stores(config.weights, config.train.processes))
         tell(f"weights go through {stores[0].partition(':')[0]}; starting Ray")
         await stack.enter_async_context(RaySession())
