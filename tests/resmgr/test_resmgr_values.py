@@ -69,7 +69,7 @@ def test_pools_that_contradict_themselves_are_refused(pool, message):
 def test_equal_pools_are_one_definition():
     whole = Pool("p", "H20", 2, nodes=[Node("a", 1), Node("b", 1)])
     real = Pool("p", "H20", 2.0, nodes=[Node("b", 1.0), Node("a", 1.0)])
-    assert wire.pool_bytes(whole) == wire.pool_bytes(real)
+    assert wire.pool_bytes(whole)[0] == wire.pool_bytes(real)[0]
 
 
 def test_the_public_names_are_exported():
