@@ -22,8 +22,18 @@ HOSTILE = "</script><script>throw 1</script><img src=x onerror=alert(1)> \u2028 
 class Sample:
     """Writes a run folder as a run does: a controller's steps, two engines, sixty environments, a weight path."""
 
-    def __init__(self, folder: Path, *, name: str = "frozenlake", seed: int = 0, iterations: int = 120) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str = "frozenlake",
+        seed: int = 0,
+        iterations: int = 120,
+        tasks: tuple[str, ...] = (),
+        ranks: int = 1,
+    ) -> None:
         self.folder, self.name, self.iterations = folder, name, iterations
+        self.tasks, self.ranks = tasks, ranks
         self.random = random.Random(seed)
         self.now = 50.0
         self.clock = StepClock(lambda: self.now)
@@ -101,6 +111,11 @@ class Sample:
             "push_s": push,
             "pull_accumulated_s": 2 * push,
             "pull_exposed_s": exposed,
+            "push_bytes": 665_344,
+            **{f"push_bytes/train-{rank}": 665_344 // self.ranks for rank in range(self.ranks)},
+            "driver/cpu_s": 0.3,
+            "driver/cpu_share": 0.13,
+            **{f"reward/mean/{task}": skill / n + self.random.gauss(0, 0.03) for n, task in enumerate(self.tasks, 1)},
             "policy/entropy": 1.3 - skill + self.random.gauss(0, 0.02),
             "policy/loss": self.random.gauss(0, 0.02),
             "policy/grad_norm": math.nan if step == 5 else self.random.lognormvariate(0, 0.4),
@@ -119,6 +134,7 @@ class Sample:
             row["eval/success_before"] = 0.031
         if step % 10 == 0:
             row["eval/success"] = min(1.0, skill + self.random.gauss(0, 0.02))
+            row |= {f"eval/success/{task}": max(0.0, skill / n) for n, task in enumerate(self.tasks, 1)}
         return row | lap.metrics() | histogram("staleness", staleness) | histogram("lag", [s + 1 for s in staleness])
 
     def rollout(self, trace: Trace, start: float, end: float) -> None:
@@ -169,6 +185,7 @@ class Samples:
     run = staticmethod(run)
     one = staticmethod(partial(run, iterations=1))
     two = staticmethod(partial(run, iterations=2))
+    mixture = staticmethod(partial(run, iterations=40, tasks=("math", "shop", HOSTILE), ranks=2))
     bare = staticmethod(bare)
     hostile = staticmethod(hostile)
 

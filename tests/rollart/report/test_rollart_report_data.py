@@ -38,6 +38,16 @@ def test_headline_numbers_are_those_of_the_rows(tmp_path: Path, samples: Any):
     assert ledger.pop("issued") == sum(ledger.values())
 
 
+def test_tasks_of_a_mixture_are_found_and_not_shown_twice(tmp_path: Path, samples: Any):
+    run = load_run(samples.mixture(tmp_path / "a"))
+    assert run.tasks == sorted(["math", "shop", samples.HOSTILE])
+    assert not [name for name in run.signals if name.startswith(("reward/", "eval/", "push_bytes", "driver/"))]
+    assert run.headline.driver_share == pytest.approx(
+        0.3 * 40 / sum(value or 0.0 for part in run.parts for value in part.values)
+    )
+    assert load_run(samples.one(tmp_path / "b")).tasks == []
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path):
     with pytest.raises(RunMissing, match="holds no run"):
         write_report(tmp_path)

@@ -172,14 +172,14 @@ def long_run(tmp_path_factory: pytest.TempPathFactory, samples: Any) -> Path:
 
 @pytest.mark.real
 @pytest.mark.parametrize("width", [375, 1200])
-@pytest.mark.parametrize("kind", ["bare", "one", "two", "hostile", "long", "compared"])
+@pytest.mark.parametrize("kind", ["bare", "one", "two", "mixture", "hostile", "long", "compared"])
 def test_every_report_fits_and_runs_without_errors(
     browser: Browser, long_run: Path, tmp_path: Path, samples: Any, kind: str, width: int
 ):
     if kind == "long":
         report = long_run
     elif kind == "compared":
-        folders = [getattr(samples, name)(tmp_path / name) for name in ("bare", "one", "two", "hostile")]
+        folders = [getattr(samples, name)(tmp_path / name) for name in ("bare", "one", "mixture", "hostile")]
         report = write_report(folders, tmp_path / "all.html")
     else:
         report = write_report(getattr(samples, kind)(tmp_path / kind))
@@ -255,6 +255,28 @@ def test_choices_redraw(browser: Browser, long_run: Path):
     assert "run time" in page.run(axis) and "5 min" in page.run(axis)
     page.press("last: 120")
     assert page.run("!!document.querySelector('svg[aria-label=\"What each resource did in iteration 120\"]')")
+    page.close()
+
+
+@pytest.mark.real
+def test_a_mixture_is_told_task_by_task(browser: Browser, tmp_path: Path, samples: Any):
+    page = browser.open(write_report(samples.mixture(tmp_path / "a")))
+    text = page.run("document.body.innerText")
+    assert "Task by task" in text and "from 2 ranks, at most 50 % from one" in text
+    plots = page.run("[...document.querySelectorAll('.plot svg')].map(svg => svg.getAttribute('aria-label'))")
+    assert {"Success rate by task", "Reward by task"} <= set(plots)
+    page.close()
+
+
+@pytest.mark.real
+def test_several_runs_of_a_mixture_are_compared_task_by_task(browser: Browser, tmp_path: Path, samples: Any):
+    folders = [samples.mixture(tmp_path / name, name=name, seed=n) for n, name in enumerate(("first", "second"))]
+    page = browser.open(write_report([*folders, samples.two(tmp_path / "lake")], tmp_path / "all.html"))
+    plots = page.run("[...document.querySelectorAll('.plot svg')].map(svg => svg.getAttribute('aria-label'))")
+    assert {"math", "shop", samples.HOSTILE} <= set(plots)
+    text = page.run("document.body.innerText")
+    assert "3 runs compared" in text and "first: success" in text and "The weights' way" in text
+    page.check()
     page.close()
 
 

@@ -24,7 +24,8 @@ from rollart.report.timeline import Window, windows
 FILES = ("metrics.jsonl", "trace.json", "config.yaml", "run.json")
 # Everything else that was logged is shown too, as one small chart each.
 _CHARTED = (*REQUIRED, "success/mean", "lag/mean", "lag/max")
-_CHARTED_UNDER = ("time/", "ledger/", "eval/", "staleness/hist/", "lag/hist/")
+_BY_TASK = ("eval/success/", "reward/mean/")
+_CHARTED_UNDER = ("time/", "ledger/", "eval/", "staleness/hist/", "lag/hist/", "driver/", "push_bytes", *_BY_TASK)
 
 
 class Column(msgspec.Struct):
@@ -47,6 +48,8 @@ class Headline(msgspec.Struct):
     wall_s: float | None = None
     tokens_per_s: float | None = None
     exposed_share: float | None = None  # of the iterations' wall time
+    step_s: float | None = None
+    driver_share: float | None = None  # CPU of the driver's own process, of the iterations' wall time
 
 
 class RunData(msgspec.Struct, kw_only=True):
@@ -57,6 +60,7 @@ class RunData(msgspec.Struct, kw_only=True):
     columns: list[Column]
     parts: list[Column]
     evaluations: list[Evaluation]
+    tasks: list[str]  # of a mixture; none where there is one task
     staleness: list[tuple[int, int]]  # staleness, samples
     lag: list[tuple[int, int]]
     ledger: list[tuple[str, int]]
@@ -99,6 +103,7 @@ def load_run(folder: Path) -> RunData:
         columns=columns,
         parts=sorted(parts, key=lambda part: part.name == "other"),
         evaluations=evaluations,
+        tasks=_tasks(columns),
         staleness=_histogram(columns, "staleness/hist/"),
         lag=_histogram(columns, "lag/hist/"),
         ledger=[(name, int(rows[-1].get(f"ledger/{name}") or 0)) for name in LEDGER_COLUMNS] if rows else [],
@@ -112,6 +117,10 @@ def load_run(folder: Path) -> RunData:
 def _columns(rows: list[Row]) -> list[Column]:
     names = dict.fromkeys(key for row in rows for key in row)
     return [Column(name, [row.get(name) for row in rows]) for name in names]
+
+
+def _tasks(columns: list[Column]) -> list[str]:
+    return sorted({c.name.removeprefix(prefix) for prefix in _BY_TASK for c in columns if c.name.startswith(prefix)})
 
 
 def _renamed(column: Column, prefix: str) -> Column:
@@ -146,7 +155,15 @@ def _headline(rows: list[Row], info: RunInfo, evaluations: list[Evaluation]) -> 
         wall_s=_run_time(rows, info),
         tokens_per_s=tokens / total if total else None,
         exposed_share=exposed / total if total else None,
+        step_s=total / len(rows) if rows else None,
+        driver_share=_driver_share(rows, total),
     )
+
+
+def _driver_share(rows: list[Row], total: float) -> float | None:
+    spent = [row.get("driver/cpu_s") for row in rows]
+    known = [seconds for seconds in spent if seconds is not None]
+    return sum(known) / total if total and len(known) == len(rows) else None
 
 
 def _run_time(rows: list[Row], info: RunInfo) -> float | None:

@@ -19,6 +19,7 @@ from rollart.observe.trace import COUNTERS, ITERATIONS, TRAJECTORIES, Event, res
 
 # The environments' row says what trajectories did; one row for each is for Perfetto.
 _NO_ROWS = (ITERATIONS, COUNTERS, TRAJECTORIES)
+_UNTOLD = f"dropped {TRAJECTORIES}"
 MAX_LANES = 8  # more bars in one row than this cannot be told apart, or tapped
 MAX_SPANS = 600  # of one row
 MAX_MARKS = 50  # of one row
@@ -98,7 +99,7 @@ def _window(why: str, step: int, iteration: Event, events: Iterable[Event], name
         for resource in sorted(names.values(), key=lambda name: (resource_order(name), name))
         if resource not in _NO_ROWS
     ]
-    dropped = sum(int(n or 0) for key, n in iteration.args.items() if key.startswith("dropped "))
+    dropped = sum(int(n or 0) for key, n in iteration.args.items() if key.startswith("dropped ") and key != _UNTOLD)
     return Window(step, why, length / 1e6, rows, _suspended(spans["controller"], start, length), dropped)
 
 

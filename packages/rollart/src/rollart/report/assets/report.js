@@ -29,20 +29,28 @@ function tiles(run) {
     tile("Tokens per second", short(headline.tokens_per_s), "generated, mean"),
     tile("Rollout waited", percent(headline.exposed_share), "for new weights"),
   ];
+  if (known(headline.driver_share)) all.push(tile("Driver's CPU", percent(headline.driver_share), "of a core's time"));
   if (known(info.peak_memory_bytes)) all.push(tile("Peak memory", bytes(info.peak_memory_bytes), "all processes"));
   return h("div", { class: "tiles" }, all);
 }
 
 function comparison(runs) {
-  const heads = ["run", "final success", "best", "iterations", "wall time", "tokens/s", "waited"];
-  const cells = ({ headline, iterations }) => [
-    fixed(headline.final_success),
-    fixed(headline.best_success),
-    short(iterations),
-    seconds(headline.wall_s),
-    short(headline.tokens_per_s),
-    percent(headline.exposed_share),
-  ];
+  const heads = ["run", "final success", "best", "reward", "iterations", "step", "wall time", "staleness", "tokens/s", "waited", "driver"];
+  const cells = (run) => {
+    const { headline, iterations } = run;
+    return [
+      fixed(headline.final_success),
+      fixed(headline.best_success),
+      short(lastKnown(column(run, "reward/mean"))),
+      short(iterations),
+      seconds(headline.step_s),
+      seconds(headline.wall_s),
+      short(mean(column(run, "staleness/mean"))),
+      short(headline.tokens_per_s),
+      percent(headline.exposed_share),
+      percent(headline.driver_share),
+    ];
+  };
   const row = (run, r) =>
     h(
       "tr",
@@ -54,6 +62,7 @@ function comparison(runs) {
     "div",
     {},
     h("h1", {}, `${runs.length} runs compared`),
+    h("p", { class: "soft" }, "Success is on held-out tasks; reward, of the last batch; step, the mean iteration; waited, what rollout stood still for new weights; driver, its CPU as a share of a core."),
     h(
       "div",
       { class: "card", style: "margin-top:20px" },
@@ -78,6 +87,7 @@ function build(report) {
       absent(runs),
       single ? tiles(runs[0]) : null,
       learning(runs),
+      byTask(runs),
       time(runs),
       single ? timelineSection(runs[0]) : null,
       freshness(runs),

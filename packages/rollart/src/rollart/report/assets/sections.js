@@ -134,6 +134,33 @@ function rewardCard(runs, x) {
   });
 }
 
+// A mixture: what each task came to, over the run and at its end.
+function byTask(runs) {
+  const names = [...new Set(runs.flatMap((run) => run.tasks))];
+  if (!names.length) return null;
+  const points = (run, name) => column(run, name).map((value, i) => [column(run, "step")[i], value]).filter((point) => known(point[1]));
+  const chart = (title, note, series, y) => {
+    const shown = series.filter((one) => one.points.length);
+    return shown.length ? card(title, note, legend(shown), lineChart({ label: title, x: BY_STEP, y, series: shown })) : null;
+  };
+  const colour = (i) => RUN_COLOURS[i % RUN_COLOURS.length];
+  const rate = { label: "success rate", format: (v) => fixed(v, 2), min: 0, max: 1 };
+  const success = (run, name) => points(run, `eval/success/${name}`);
+  const charts =
+    runs.length > 1
+      ? names.map((name) => chart(name, "Success rate on held-out tasks, each run.", runs.map((run, r) => ({ label: run.label, colour: colour(r), dots: true, points: success(run, name) })), rate))
+      : [
+          chart("Success rate by task", "On held-out tasks.", names.map((name, n) => ({ label: name, colour: colour(n), dots: true, points: success(runs[0], name) })), rate),
+          chart("Reward by task", "Mean of the batch of each iteration.", names.map((name, n) => ({ label: name, colour: colour(n), points: points(runs[0], `reward/mean/${name}`) })), { label: "reward", format: short }),
+        ];
+  const last = (run, name) => [fixed(lastKnown(column(run, `eval/success/${name}`))), short(lastKnown(column(run, `reward/mean/${name}`)))];
+  const heads = runs.flatMap((run) => (runs.length > 1 ? [`${run.label}: success`, "reward"] : ["success", "reward"]));
+  const rows = names.map((name) => h("tr", {}, h("th", {}, name), runs.flatMap((run) => last(run, name)).map((text) => h("td", { class: "number" }, text))));
+  const table = h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "task"), heads.map((text) => h("th", { class: "number" }, text)))), h("tbody", {}, rows));
+  const drawn = charts.filter((one) => one !== null);
+  return section("Task by task", cards(drawn.length % 3 ? "two" : "three", drawn), card("At the end", "Success of the last evaluation, reward of the last batch.", h("div", { class: "scroll" }, table)));
+}
+
 // Time --------------------------------------------------------------------------------------------
 
 function time(runs) {
@@ -182,7 +209,7 @@ function speed(runs) {
     names: [{ name: "tokens_per_s", label: "tokens/s", colour: "var(--blue)" }],
     missing: "No iteration has finished yet.",
   });
-  return cards("two", tokens, weightsCard(runs));
+  return [cards("two", tokens, weightsCard(runs)), runs.length > 1 ? weightsTable(runs) : null];
 }
 
 function weightsCard(runs) {
@@ -195,7 +222,7 @@ function weightsCard(runs) {
   const note = (run) => {
     if (!run.iterations) return "Trainer to store (push), store to workers (pull).";
     const [push, pull, wait] = all.map(({ name }) => seconds(median(column(run, name))));
-    return `Trainer to store (push), store to workers (pull). Median: push ${push}, accumulated pull ${pull}, exposed ${wait}.`;
+    return `Trainer to store (push), store to workers (pull). Median: push ${push}, accumulated pull ${pull}, exposed ${wait}.${published(run)}`;
   };
   return curves(runs, {
     title: runs.length > 1 ? "Exposed pull" : "Weight transfer",
@@ -204,6 +231,23 @@ function weightsCard(runs) {
     names: runs.length > 1 ? [exposed] : all,
     missing: "No weights have been transferred yet.",
   });
+}
+
+// What a version weighs, and how evenly the trainer's ranks publish it.
+function published(run) {
+  const total = lastKnown(column(run, "push_bytes"));
+  if (!known(total)) return "";
+  const ranks = run.columns.filter((one) => one.name.startsWith("push_bytes/")).map((one) => lastKnown(one.values) ?? 0);
+  const share = ranks.length > 1 ? `, from ${ranks.length} ranks, at most ${percent(highest(ranks, 0) / total)} from one` : "";
+  return ` A version is ${bytes(total)}${share}.`;
+}
+
+function weightsTable(runs) {
+  const heads = ["run", "version", "push", "accumulated pull", "exposed pull"];
+  const cells = (run) => [bytes(lastKnown(column(run, "push_bytes"))), ...["push_s", "pull_accumulated_s", "pull_exposed_s"].map((name) => seconds(median(column(run, name))))];
+  const rows = runs.map((run, r) => h("tr", {}, h("th", {}, swatch(RUN_COLOURS[r % RUN_COLOURS.length]), run.label), cells(run).map((text) => h("td", { class: "number" }, text))));
+  const table = h("table", {}, h("thead", {}, h("tr", {}, heads.map((text, i) => h("th", { class: i ? "number" : "" }, text)))), h("tbody", {}, rows));
+  return card("The weights' way", "Size of a version, and medians: trainer to store, store to workers in the background, what rollout waited.", h("div", { class: "scroll" }, table));
 }
 
 function timelineSection(run) {
@@ -262,8 +306,8 @@ function freshness(runs) {
       }),
       curves(runs, {
         title: "Off-policy work",
-        note: `Trajectories being generated under${runs.length > 1 ? "" : ", or queued from,"} an older version.`,
-        y: { label: "trajectories", format: short, min: 0 },
+        note: `How many versions old trajectories are, on average, ${runs.length > 1 ? "while they are generated." : "while they are generated and while they wait in the queue."}`,
+        y: { label: "versions", format: short, min: 0 },
         names: [
           { name: "off_policy/in_flight", label: "in flight", colour: "var(--blue)" },
           { name: "off_policy/in_queue", label: "in queue", colour: "var(--gold)" },
