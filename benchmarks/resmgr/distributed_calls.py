@@ -2,9 +2,10 @@
 
 python benchmarks/resmgr/distributed_calls.py [--quick]
 
-One local Ray. The bare actor has the same methods and is called by `await actor.method.remote(...)`: an async method
-and a plain one, one call at a time; the fan-out is `asyncio.gather` over 16 of them. Ours and theirs take turns in
-rounds, the order changes from round to round; every answer is checked.
+One local Ray. The bare actor has the same methods and is called by `await actor.method.remote(...)`: async methods
+only, plain ones only, and both (Ray runs those on its loop then, ours in a thread beside it), one call at a time; the
+fan-out is `asyncio.gather` over 16 of them. Ours and theirs take turns in rounds, the order changes from round to
+round; every answer is checked.
 """
 
 from __future__ import annotations
@@ -51,9 +52,16 @@ class Plain(Worker):
     def plain(self, value: int) -> int:
         return value
 
+    @register("execute_all")
+    def all(self, value: int) -> int:
+        return value
+
 
 class Bare:
     async def echo(self, value: int) -> int:
+        return value
+
+    def plain(self, value: int) -> int:
         return value
 
 
@@ -114,27 +122,44 @@ async def measure() -> list[Row]:
     rows: list[Row] = []
     async with RaySession(cpus=4):
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        both = ray.remote(Bare).options(num_cpus=0.05, max_concurrency=1000).remote()
+        plain = ray.remote(BarePlain).options(num_cpus=0.05).remote()
         async with Cluster(Ours, size=1, role="one") as cluster:
-            echo = ray.remote(Bare).options(num_cpus=0.05, max_concurrency=1000).remote()
-            plain = ray.remote(BarePlain).options(num_cpus=0.05).remote()
-            found = await side_by_side(cluster.echo, lambda n: echo.echo.remote(n), CALLS, lambda n: n)
+            found = await side_by_side(cluster.echo, lambda n: both.echo.remote(n), CALLS, lambda n: n)
             rows += rows_of("a call of an async method", found, "bare Ray actor")
+            found = await side_by_side(cluster.plain, lambda n: both.plain.remote(n), CALLS, lambda n: n)
+            rows += rows_of("a call of a plain method, beside async ones", found, "bare Ray actor")
             found = await side_by_side(cluster.plain, lambda n: plain.plain.remote(n), CALLS, lambda n: n)
             rows += rows_of("a call of a plain method, beside async ones", found, "bare Ray actor without async ones")
-            ray.kill(echo)
         async with Cluster(Plain, size=1, role="plain") as cluster:
             found = await side_by_side(cluster.plain, lambda n: plain.plain.remote(n), CALLS, lambda n: n)
             rows += rows_of("a call of a plain method", found, "bare Ray actor")
-            ray.kill(plain)
-        async with Cluster(Ours, size=FAN, role="many") as cluster:
-            many = [ray.remote(Bare).options(num_cpus=0.05, max_concurrency=1000).remote() for _ in range(FAN)]
-
-            async def loop(number: int) -> list[int]:
-                return list(await asyncio.gather(*[actor.echo.remote(number) for actor in many]))
-
-            found = await side_by_side(cluster.all, loop, FANS, lambda n: [n] * FAN)
-            rows += rows_of(f"a call of all of {FAN}", found, "hand-written loop over bare Ray actors")
+        ray.kill(both)
+        ray.kill(plain)
+        rows += await fan_rows(Ours, "an async method of", lambda: actors(Bare, max_concurrency=1000), "echo")
+        rows += await fan_rows(Plain, "a plain method of", lambda: actors(BarePlain), "plain")
     return rows
+
+
+def actors(cls: type, **options: int) -> list[Any]:
+    import ray
+
+    return [ray.remote(cls).options(num_cpus=0.05, **options).remote() for _ in range(FAN)]
+
+
+async def fan_rows(cls: type[Worker], what: str, make: Callable[[], list[Any]], method: str) -> list[Row]:
+    import ray
+
+    async with Cluster(cls, size=FAN, role=f"many{method}") as cluster:
+        many = make()
+
+        async def loop(number: int) -> list[int]:
+            return list(await asyncio.gather(*[getattr(actor, method).remote(number) for actor in many]))
+
+        found = await side_by_side(cluster.all, loop, FANS, lambda n: [n] * FAN)
+        for actor in many:
+            ray.kill(actor)
+    return rows_of(f"a call of {what} all of {FAN}", found, "hand-written loop over bare Ray actors")
 
 
 def main() -> None:

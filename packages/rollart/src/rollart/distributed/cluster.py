@@ -79,7 +79,7 @@ class Cluster:
         self._calls = 0
         self._fell_back = 0
         for name, marks in marked_methods(worker_cls).items():
-            if hasattr(Cluster, name):
+            if hasattr(Cluster, name) or name in self.__dict__:
                 raise ValueError(f"{worker_cls.__name__}.{name} has the name of a cluster's own method; rename it")
             setattr(self, name, self._bound(name, marks))
 

@@ -142,13 +142,17 @@ def _failed(slot: int, error: Exception) -> Failed:
     return Failed(slot, failure.line, failure.trace, failure.pickled)
 
 
-def engine_environment() -> dict[str, str]:
-    """The environment of a vLLM engine's process, for `ActorOptions.env`: offline, quiet, one thread."""
-    return {
+def engine_environment(*, gpus: bool = False) -> dict[str, str]:
+    """The environment of a vLLM engine's process, for `ActorOptions.env`: offline, quiet, on the CPU one thread."""
+    quiet = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
+    }
+    if gpus:
+        return quiet | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    return quiet | {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -1,8 +1,8 @@
 """What runs in a worker's process: the Ray actor around the user's Worker.
 
 Invariants (tests/rollart/test_rollart_distributed_cluster.py):
-- plain methods of a worker that has async ones never block the event loop, so that the process goes on answering
-  (test_plain_methods_run_in_one_thread);
+- plain methods never block the event loop of a worker that has async ones (test_plain_methods_run_in_one_thread), and
+  a worker without any is an actor without an event loop, for that costs a call a quarter of its time;
 - everything that the process and its children print is in its own log file (test_death_brings_the_last_log_lines).
 """
 
@@ -14,7 +14,8 @@ import gc
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,9 @@ from rollart.distributed.carry import carried
 from rollart.distributed.decorators import marked_methods
 from rollart.distributed.worker import Layout, Worker, WorkerInfo
 
+# The concurrency group of a plain worker's watch.
+WATCHING = "watching"
+
 
 class Identity(msgspec.Struct, frozen=True):
     """A worker that has been set up."""
@@ -35,17 +39,12 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Host:
-    """Makes the worker, sets it up, and calls its methods: async ones on the loop, plain ones in a thread beside it;
-    where there are plain ones only, on the loop as well, for nobody waits for it.
-    """
+    """Makes the worker, sets it up, calls its methods: async ones on the loop, plain ones in a thread beside it."""
 
     def __init__(self, worker_cls: type[Worker], info: WorkerInfo, init: Mapping[str, Any], log: str | None) -> None:
-        if log is not None:
-            _redirect_output(Path(log))
-        self._worker = worker_cls.__new__(worker_cls)
-        self._worker.info = info
+        self._worker = _made(worker_cls, info, log)
         self._init = dict(init)
-        self._thread = None if is_plain(worker_cls) else ThreadPoolExecutor(1, thread_name_prefix=info.name)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=info.name)
         marks = marked_methods(worker_cls).values()
         self._serverless = {m.serverless.attr: _function(m.serverless.url) for m in marks if m.serverless}
         for attr, function in self._serverless.items():
@@ -55,14 +54,12 @@ class Host:
 
     async def setup(self) -> Identity:
         """Make the worker and set it up."""
-        gc.disable()  # nearly all that imports make is kept; searching it for garbage takes a fifth of their time
-        await self._run(partial(self._worker.__init__, **self._init))  # type: ignore[misc]
-        await self._run(self._worker.setup)
-        gc.freeze()
-        gc.enable()
+        with _keeping_garbage():
+            await self._run(partial(self._worker.__init__, **self._init))  # type: ignore[misc]
+            await self._run(self._worker.setup)
         return Identity(os.getpid(), self._worker.layout)
 
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         with self.counted():
             return await self._run(partial(getattr(self._worker, method), *args, **kwargs))
 
@@ -98,13 +95,53 @@ class Host:
         try:
             if inspect.iscoroutinefunction(function):
                 return await function()
-            if self._thread is None:
-                result = function()
-            else:
-                result = await asyncio.get_running_loop().run_in_executor(self._thread, function)
+            result = await asyncio.get_running_loop().run_in_executor(self._thread, function)
             return await result if inspect.isawaitable(result) else result
         except Exception as error:
             raise carried(error) from None
+
+
+class PlainHost:
+    """The host of a worker that has plain methods only: they are called one after the other, in one thread."""
+
+    def __init__(self, worker_cls: type[Worker], info: WorkerInfo, init: Mapping[str, Any], log: str | None) -> None:
+        self._worker = _made(worker_cls, info, log)
+        self._init = dict(init)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def setup(self) -> Identity:
+        """Make the worker and set it up."""
+        with _keeping_garbage():
+            self._run(partial(self._worker.__init__, **self._init))  # type: ignore[misc]
+            self._run(self._worker.setup)
+        return Identity(os.getpid(), self._worker.layout)
+
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self._run(partial(getattr(self._worker, method), *args, **kwargs))
+
+    def watch(self) -> None:
+        """Never returns; called in a thread of its own."""
+        threading.Event().wait()
+
+    def drain(self) -> None:
+        """Its turn comes when the calls before it have ended."""
+
+    def close(self) -> None:
+        self._run(self._worker.close)
+        sys.stdout.flush()
+
+    def _run(self, function: Callable[[], Any]) -> Any:
+        """What a plain function gives may be awaitable, too."""
+        try:
+            result = function()
+            return self._awaited(result) if inspect.isawaitable(result) else result
+        except Exception as error:
+            raise carried(error) from None
+
+    def _awaited(self, result: Awaitable[Any]) -> Any:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(_itself(result))
 
 
 def is_plain(worker_cls: type[Worker]) -> bool:
@@ -114,15 +151,33 @@ def is_plain(worker_cls: type[Worker]) -> bool:
     return not is_async and not any(m.serverless for m in marks.values())
 
 
-def host_of(worker_cls: type[Worker]) -> type[Host]:
+def host_of(worker_cls: type[Worker]) -> type[Host] | type[PlainHost]:
     """The host of a class. Decorated methods are methods of the actor, too: a name that travels as one more argument
     would cost a tenth of each call.
     """
-    plain, methods = is_plain(worker_cls), {}
+    if is_plain(worker_cls):
+        plain = {own(name): _serving_plain(name) for name in marked_methods(worker_cls)}
+        return type(worker_cls.__name__, (PlainHost,), plain)
+    methods = {}
     for name in marked_methods(worker_cls):
-        threaded = not plain and not inspect.iscoroutinefunction(getattr(worker_cls, name))
-        methods[own(name)] = _serving(name, threaded)
+        methods[own(name)] = _serving(name, not inspect.iscoroutinefunction(getattr(worker_cls, name)))
     return type(worker_cls.__name__, (Host,), methods)
+
+
+def actor_of(worker_cls: type[Worker], concurrency: int) -> Any:
+    """The Ray actor class of a worker's host; at most so many of its calls are there at once."""
+    import ray
+
+    if is_plain(worker_cls):
+        return ray.remote(concurrency_groups={WATCHING: 1})(host_of(worker_cls))
+    return ray.remote(max_concurrency=concurrency)(host_of(worker_cls))
+
+
+def watch(worker_cls: type[Worker], handle: Any) -> Any:
+    """The reference of a call that ends with the process only: its failure tells of the process's death, without
+    anybody having to ask.
+    """
+    return handle.watch.options(concurrency_group=WATCHING if is_plain(worker_cls) else None).remote()
 
 
 def own(name: str) -> str:
@@ -143,6 +198,39 @@ def _serving(name: str, threaded: bool) -> Callable[..., Any]:
                 raise carried(error) from None
 
     return beside if threaded else direct
+
+
+def _serving_plain(name: str) -> Callable[..., Any]:
+    def call(self: PlainHost, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = getattr(self._worker, name)(*args, **kwargs)
+            return self._awaited(result) if inspect.isawaitable(result) else result
+        except Exception as error:
+            raise carried(error) from None
+
+    return call
+
+
+def _made(worker_cls: type[Worker], info: WorkerInfo, log: str | None) -> Worker:
+    """The worker, which has yet to be initialized, in a process whose output goes to `log`."""
+    if log is not None:
+        _redirect_output(Path(log))
+    worker = worker_cls.__new__(worker_cls)
+    worker.info = info
+    return worker
+
+
+@contextlib.contextmanager
+def _keeping_garbage() -> Iterator[None]:
+    """Nearly all that imports make is kept; searching it for garbage takes a fifth of their time."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
+
+
+async def _itself(result: Awaitable[Any]) -> Any:
+    return await result
 
 
 def _function(url: str) -> Any:

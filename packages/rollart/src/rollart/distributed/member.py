@@ -151,13 +151,13 @@ class Member:
         if self.death is not None:
             raise self.death.with_traceback(None)
 
-    def submit(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def submit(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call the worker; the reference to the result. Raises WorkerDied when it is not up."""
         self.check()
         direct = self._methods.get(method)
         return direct(*args, **kwargs) if direct else self._handle.call.remote(method, *args, **kwargs)
 
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call the worker and wait for the result."""
         return await self.wait(self.submit(method, *args, **kwargs), method)
 
@@ -197,15 +197,14 @@ class Member:
         self.settled.set()
 
     def _spawn(self) -> Any:
-        import ray
-
-        from rollart.distributed.host import host_of, own
+        from rollart.distributed.host import actor_of, own
 
         name = f"{self.info.name}.{self.restarts}" if self.restarts else self.info.name
         place = self._options.place(self.info) if self._options.place else {}
-        common = {"name": name, "max_concurrency": _CONCURRENCY, "runtime_env": {"env_vars": dict(self._options.env)}}
-        host = ray.remote(host_of(self._worker_cls))
-        actor = host.options(**{"num_cpus": self._options.cpus, **place, **common})
+        common = {"name": name, "runtime_env": {"env_vars": dict(self._options.env)}}
+        actor = actor_of(self._worker_cls, _CONCURRENCY).options(
+            **{"num_cpus": self._options.cpus, **place, **common}
+        )
         handle = actor.remote(self._worker_cls, self.info, self._init, str(self._log) if self._log else None)
         self._methods = {name: getattr(handle, own(name)).remote for name in marked_methods(self._worker_cls)}
         return handle
@@ -248,8 +247,10 @@ class Member:
     async def _watched(self) -> WorkerDied:
         import ray
 
+        from rollart.distributed.host import watch
+
         try:
-            await self._handle.watch.remote()
+            await watch(self._worker_cls, self._handle)
         except ray.exceptions.RayError as error:
             return self._lost(error)
         raise AssertionError("a worker's watch returned")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -113,6 +113,11 @@ def seats_of(binding: Binding, count: int) -> list[Seat]:
 def on_node(info: WorkerInfo) -> dict[str, Any]:
     """For `ActorOptions.place`, where pools are Ray's nodes: pins a worker to its binding's node."""
     return {"label_selector": {"ray.io/node-id": info.node}}
+
+
+def with_gpus(share: float) -> Callable[[WorkerInfo], dict[str, Any]]:
+    """For `ActorOptions.place`: each worker sees GPUs of its own, or, of a fraction, one that it shares."""
+    return lambda info: {"num_gpus": share}
 
 
 def _node_at(allocations: Sequence[Allocation], offset: float) -> str:
