@@ -247,16 +247,18 @@ async def test_what_cannot_be_served_is_told_at_the_start(serve: Serve) -> None:
 
 
 async def command(*arguments: str, folder: Path) -> asyncio.subprocess.Process:
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    """Run in the folder."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "rollart.cli.main", "serve-reward", *arguments, "--port", "0"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=environ,
+        cwd=folder,
     )
 
 
-async def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
+async def test_the_command_serves_a_module_of_its_folder_until_it_is_told_to_end(tmp_path: Path) -> None:
     (tmp_path / "server_case.py").write_text(MODULE)
     process = await command("server_case:score", folder=tmp_path)
     assert process.stdout is not None and process.stderr is not None

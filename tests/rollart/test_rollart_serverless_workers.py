@@ -44,6 +44,11 @@ def leave(_): sys.exit(3)
 def die(_): os._exit(3)
 def nothing(_): return None
 def infinite(_): return float("inf")
+def inside(_): return {"reward": float("nan"), "why": None}
+def nulls(_): return {"why": [None, "null", 1.5]}
+def orphan(_):
+    if os.fork() == 0: time.sleep(600)
+    os._exit(4)
 def unsaid(_): raise ValueError("a name \\udcff")
 def scaled(value, *, factor: float = 2.0): return factor * len(value)
 def forks(value):
@@ -172,8 +177,10 @@ async def test_a_cancelled_call_costs_its_process_and_no_other(make: Make, tmp_p
         ("leave", FunctionFailed, "SystemExit: 3"),
         ("nothing", FunctionFailed, "returned None"),
         ("infinite", FunctionFailed, "finite number"),
+        ("inside", FunctionFailed, "not finite"),
         ("unsaid", FunctionFailed, r"ValueError: a name \?"),
         ("die", WorkerLost, "ended with 3"),
+        ("orphan", WorkerLost, "ended with 4"),
         ("absent", WorkerLost, "ended with 1"),
     ],
 )
@@ -191,6 +198,7 @@ async def test_arguments_are_what_the_function_says(make: Make) -> None:
     assert workers.stats().started == 1
     assert await make("later").call(b"4") == b'{"reward":4.0}'
     assert (await make("pid").call(b"0")).startswith(b'{"pid":')
+    assert await make("nulls").call(b"1") == b'{"why":[null,"null",1.5]}'
     assert await make("scaled").call(b"[1]") == b'{"reward":2.0}'
 
 

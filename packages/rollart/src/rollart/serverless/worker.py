@@ -91,7 +91,19 @@ def encoded(value: Any) -> bytes:
         return msgspec.json.encode({"reward": float(value)})
     if value is None:
         raise ValueError("the function returned None; return a number, or what JSON can say")
-    return msgspec.json.encode(value)
+    body = msgspec.json.encode(value)
+    if b"null" in body and not _finite(msgspec.to_builtins(value)):
+        raise ValueError(f"the function returned {value!r:.1000}, which has a number that is not finite")
+    return body
+
+
+def _finite(value: Any) -> bool:
+    """Whether JSON can say every number in a value; it has no word for the others but null."""
+    if isinstance(value, dict):
+        return all(map(_finite, [*value.keys(), *value.values()]))
+    if isinstance(value, list | tuple):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _die_with_parent(parent: int) -> None:
@@ -99,6 +111,12 @@ def _die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
             os._exit(1)
+
+
+def _let_go(null: int, *pipes: BinaryIO) -> None:
+    """A child that outlives this process is not to look like it."""
+    for pipe in pipes:
+        os.dup2(null, pipe.fileno(), inheritable=False)
 
 
 def _serve(server: Server, calls: BinaryIO, answers: BinaryIO) -> None:
@@ -117,9 +135,10 @@ def main() -> None:
     _die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's interrupt is for the server, which ends this process
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    null = os.open(os.devnull, os.O_RDONLY)
+    null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)
+    os.register_at_fork(after_in_child=lambda: _let_go(null, calls, answers))
     server = Server(load(target))
     answers.write(frame(READY))
     answers.flush()
