@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollart.config import Config, dump_config, load_config, parse_config
-from rollart.config.check import check_resumable
+from rollart.config.check import check_gpus, check_resumable
 from rollart.errors import ConfigError
 from rollart.models import make_tiny_qwen3
 
@@ -35,6 +37,7 @@ from rollart.models import make_tiny_qwen3
         ("weights.store=none", "weights.store", "must be one of auto, mooncake, shm"),
         ("weights.store=cuda-ipc", "weights.store", "must be one of auto, mooncake, shm"),
         ("weights.transport=nccl", "weights.transport", "valid here: store, bucket_mb"),
+        ("generation.device=cuda", "generation.device", "did you mean train.device?"),
         ("generation.hardware=cpu", "generation.hardware", "is a list; write [cpu]"),
         ("generation.proxies=193", "generation.proxies", "192 or fewer work"),
         ("generation.max_model_len=100000", "generation.kv_cache_mb", "tokens takes 196 MiB; 196 works"),
@@ -183,3 +186,40 @@ def test_a_model_folder_without_its_parts_is_refused(tmp_path, pattern: str, wha
         file.unlink()
     with pytest.raises(ConfigError, match=f"model.path = .*: name a Hugging Face folder with {what}"):
         load_config(overrides=[f"model.path={path}"])
+
+
+def gpu_config(**given: float) -> Config:
+    """On any machine: what is checked is put in after loading."""
+    config = Config()
+    generation = msgspec.structs.replace(
+        config.generation, gpus=given["engine"], workers=int(given.get("workers", 2))
+    )
+    train = msgspec.structs.replace(config.train, device="cuda", gpus=given.get("rank", 1.0))
+    return msgspec.structs.replace(config, generation=generation, train=train)
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "message"),
+    [
+        ({"engine": 1}, 0, "generation.gpus = 1: this machine has no GPU that torch can use; 0 .* works"),
+        ({"engine": 1.5}, 8, "counts tensor-parallel ranks; 1 works"),
+        ({"engine": 4}, 8, "2 engines and the trainer's 1 take 9 GPUs, and this machine has 8"),
+        ({"engine": 0.5, "workers": 1}, 1, "take 1.5 GPUs, and this machine has 1; lower it, .* or train.gpus"),
+    ],
+)
+def test_engines_and_trainer_must_fit_the_gpus(given: dict[str, float], gpus: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_gpus(gpu_config(**given), gpus)
+
+
+def test_engines_and_trainer_that_fit_the_gpus() -> None:
+    check_gpus(gpu_config(engine=2, workers=3), 8)
+    check_gpus(gpu_config(engine=0.5, workers=1, rank=0.5), 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, which is what the refusal is about")
+def test_gpu_settings_without_gpus_are_refused() -> None:
+    for override, key in (("generation.gpus=1", "generation.gpus"), ("train.device=cuda", "train.device")):
+        with pytest.raises(ConfigError, match="this machine has no GPU that torch can use.* works") as error:
+            load_config(overrides=[override])
+        assert error.value.key == key

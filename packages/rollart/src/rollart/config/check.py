@@ -20,7 +20,7 @@ from rollart.errors import ConfigError
 from rollart.models.tiny import TinyQwen3
 from rollart.models.vocabulary import VOCABULARIES, Vocabulary
 from rollart.pipeline.modes import MODES
-from rollart.trainers.layout import check_layout
+from rollart.trainers.layout import check_layout, gpu_count
 from rollart.trainers.model_folder import ModelFolder, ModelShape
 
 
@@ -124,6 +124,8 @@ def _check_training(config: Config) -> None:
         reason = "the rewards of a group of one are always equal; use 2 or more, or buffer.drop_uniform=false"
         raise ConfigError("buffer.group_size", config.buffer.group_size, reason)
     check_layout(config.train, _shape(config), trajectories=config.buffer.batch_groups * config.buffer.group_size)
+    if config.generation.gpus:
+        check_gpus(config, gpu_count())
     _check_minibatches(config)
     mode = MODES[config.run.mode]
     if mode.hold and config.buffer.alpha > 0:
@@ -135,6 +137,22 @@ def _check_training(config: Config) -> None:
     if mode.lockstep and config.rollout.concurrency < batch:
         reason = f"in mode {mode.name} a whole batch steps together: set it to at least {batch}"
         raise ConfigError("rollout.concurrency", config.rollout.concurrency, reason)
+
+
+def check_gpus(config: Config, gpus: int) -> None:
+    """Raise ConfigError unless engines and trainer fit the GPUs that this machine has."""
+    each, workers, train = config.generation.gpus, config.generation.workers, config.train
+    if not gpus:
+        raise ConfigError("generation.gpus", each, "this machine has no GPU that torch can use; 0 (the CPU) works")
+    if each > 1 and each != int(each):
+        raise ConfigError("generation.gpus", each, f"above 1 it counts tensor-parallel ranks; {int(each)} works")
+    training = train.processes * train.gpus if train.device == "cuda" else 0.0
+    if each * workers + training > gpus:
+        reason = (
+            f"{workers} engines and the trainer's {training:g} take {each * workers + training:g} GPUs, and this "
+            f"machine has {gpus}; lower it, generation.workers or train.gpus"
+        )
+        raise ConfigError("generation.gpus", each, reason)
 
 
 def _check_minibatches(config: Config) -> None:

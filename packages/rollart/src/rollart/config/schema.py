@@ -58,6 +58,9 @@ class GenerationConfig(Section, frozen=True):
     max_model_len: Count = 128
     max_num_seqs: Count = 128
     kv_cache_mb: Count = 64
+    gpus: Annotated[float, Meta(ge=0)] = 0.0
+    """GPUs of each engine: 0 for the CPU, a whole number for as many tensor-parallel ranks, a fraction to share one.
+    Engines compute in `train.dtype`, the type in which weights are published."""
     start_timeout_s: Positive = 300.0
     proxies: Count = 1
     """LLM proxies over the same engines, each serving a share of the trajectories; updates reach all of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,6 +24,28 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     kv_cache_mb: int
     timeout_s: float
+    gpus: float = 0.0
+    """0 for the CPU; see `generation.gpus`."""
+
+
+def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
+    """What vLLM makes the engine from, on the device that it is built for."""
+    ranks = max(1, int(settings.gpus))
+    device: dict[str, Any] = {"block_size": 32, "enforce_eager": True}
+    if settings.gpus:
+        # The cache's size is given; this is what else of the GPU is the engine's.
+        device = {"tensor_parallel_size": ranks, "gpu_memory_utilization": 0.9 * min(1.0, settings.gpus)}
+    return {
+        "model": settings.model,
+        "dtype": settings.dtype,
+        "seed": settings.seed,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "kv_cache_memory_bytes": settings.kv_cache_mb << 20,
+        "enable_prefix_caching": True,
+        "distributed_executor_backend": "uni" if ranks == 1 else "mp",
+        **device,
+    }
 
 
 async def make_engine(settings: EngineSettings, info: WorkerInfo) -> VLLMWorker:
@@ -32,20 +54,8 @@ async def make_engine(settings: EngineSettings, info: WorkerInfo) -> VLLMWorker:
     from weightsync import ShardedSubscriber, open_store
     from weightsync.vllm import VLLMWeightLoader
 
-    arguments = {
-        "model": settings.model,
-        "dtype": settings.dtype,
-        "seed": settings.seed,
-        "max_model_len": settings.max_model_len,
-        "max_num_seqs": settings.max_num_seqs,
-        "kv_cache_memory_bytes": settings.kv_cache_mb << 20,
-        "block_size": 32,
-        "enable_prefix_caching": True,
-        "enforce_eager": True,
-        "distributed_executor_backend": "uni",
-    }
     stores = [open_store(url) for url in settings.stores]
     loader = VLLMWeightLoader(ShardedSubscriber(stores, {}, timeout=settings.timeout_s))
-    worker = VLLMWorker(arguments, loader, info.name, info.hardware)
+    worker = VLLMWorker(engine_arguments(settings), loader, info.name, info.hardware)
     await worker.start()
     return worker

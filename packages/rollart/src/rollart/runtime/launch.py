@@ -21,6 +21,7 @@ from resmgr import Pool, Request, ResourceManager
 from rollart.config import Config
 from rollart.distributed import ActorOptions, Cluster, RaySession
 from rollart.distributed.generation import GenerationHost, engine_environment
+from rollart.distributed.placement import with_gpus
 from rollart.distributed.ray_worker import ray_workers
 from rollart.plan import requests
 from rollart.roles.actor_gen import EngineSettings, make_engine
@@ -82,15 +83,25 @@ def _clusters(
     """The generation and the training cluster, not yet started."""
     generation, weights = config.generation, config.weights
     options = ActorOptions(env=engine_environment(), logs=folder.logs, start_timeout=generation.start_timeout_s)
+    serving, learning = msgspec.structs.replace(options, restarts=generation.restarts), options
+    if generation.gpus:
+        serving = msgspec.structs.replace(
+            serving, env=engine_environment(gpus=True), place=with_gpus(generation.gpus)
+        )
+    if config.train.device == "cuda":
+        learning = msgspec.structs.replace(
+            options, env=engine_environment(gpus=True), place=with_gpus(config.train.gpus)
+        )
     settings = EngineSettings(
         model=str(setting.model),
         stores=stores,
         seed=config.run.seed,
-        dtype="float32",
+        dtype=config.train.dtype,
         max_model_len=generation.max_model_len,
         max_num_seqs=generation.max_num_seqs,
         kv_cache_mb=generation.kv_cache_mb,
         timeout_s=weights.timeout_s,
+        gpus=generation.gpus,
     )
     engines = Cluster(
         GenerationHost,
@@ -99,7 +110,7 @@ def _clusters(
         "gen",
         request=[_request(config, f"gen-{rank}") for rank in range(generation.workers)],
         backend="vllm",
-        options=msgspec.structs.replace(options, restarts=generation.restarts),
+        options=serving,
         make=partial(make_engine, settings),
     )
     ranks = config.train.processes
@@ -110,7 +121,7 @@ def _clusters(
         "train",
         request=[_request(config, f"train-{rank}") for rank in range(ranks)],
         backend=config.train.backend,
-        options=options,
+        options=learning,
         model=str(setting.model),
         trainer=config.train,
         stores=stores,

@@ -22,6 +22,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     backend: Literal["torch", "megatron"] = "torch"
     """`torch` shards with FSDP2 over `data_parallel` processes, `megatron` takes all three degrees."""
     device: Literal["cpu", "cuda"] = "cpu"
+    gpus: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """On cuda: what each process takes of a GPU; a fraction leaves the rest to engines, see `generation.gpus`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the model computes in, and the type of published weights; the optimizer's are float32 always."""
     data_parallel: Count = 1

@@ -29,7 +29,7 @@ def check_layout(
         _megatron(config, shape, prefix)
     _divides(prefix + "data_parallel", config.data_parallel, trajectories, "trajectories of a batch")
     if config.device == "cuda":
-        _gpus(config, _gpu_count() if gpus is None else gpus, prefix)
+        _gpus(config, gpu_count() if gpus is None else gpus, prefix)
 
 
 def _only_data_parallel(config: TrainerConfig, prefix: str) -> None:
@@ -86,7 +86,8 @@ def _gpus(config: TrainerConfig, gpus: int, prefix: str) -> None:
         raise ConfigError(prefix + "data_parallel", config.data_parallel, reason)
 
 
-def _gpu_count() -> int:
+def gpu_count() -> int:
+    """GPUs of this machine that torch can use."""
     import torch
 
     return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
