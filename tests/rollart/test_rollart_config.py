@@ -220,6 +220,6 @@ def test_engines_and_trainer_that_fit_the_gpus() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, which is what the refusal is about")
 def test_gpu_settings_without_gpus_are_refused() -> None:
     for override, key in (("generation.gpus=1", "generation.gpus"), ("train.device=cuda", "train.device")):
-        with pytest.raises(ConfigError, match="this machine has no GPU that torch can use.* works") as error:
+        with pytest.raises(ConfigError, match=r"this machine has no GPU that torch can use.* works") as error:
             load_config(overrides=[override])
         assert error.value.key == key

@@ -212,7 +212,7 @@ async def test_control_calls_reach_the_engine(worker: RayWorker, cluster: Cluste
     assert worker.version == 4 == await worker.probe()
     assert (await history(cluster))[1][-4:] == ["prefetch 4", "pause", "update 4", "resume"]
     both = await asyncio.gather(worker.update(5), worker.update(5))
-    assert both == [Ack("gen-0", 5, "digest")] * 2
+    assert list(both) == [Ack("gen-0", 5, "digest")] * 2
     assert (await history(cluster))[1].count("update 5") == 1, "who asks meanwhile shares the load"
 
 
