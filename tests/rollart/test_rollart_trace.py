@@ -215,7 +215,7 @@ def told(events: list[dict[str, Any]]) -> dict[str, tuple[int, list[str]]]:
             names = [
                 e["name"] for e in spans if e["name"] in phases and e["tid"] == outer["tid"] and e["ts"] in inside
             ]
-            stories[outer["name"]] = (outer["tid"], names)
+            stories[outer["name"].removeprefix("trajectory ")] = (outer["tid"], names)
     return stories
 
 

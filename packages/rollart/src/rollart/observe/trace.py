@@ -155,7 +155,7 @@ class Trace:
         """A span named after the trajectory, and its phases inside."""
         pid = self._pid(TRAJECTORIES)
         start, end = self._micro(told.phases[0].start), self._micro(told.phases[-1].end)
-        yield Event(told.trajectory, "X", pid, told.row + 1, start, end - start)
+        yield Event(f"trajectory {told.trajectory}", "X", pid, told.row + 1, start, end - start)
         for phase in told.phases:
             start, end = self._micro(phase.start), self._micro(phase.end)
             yield Event(phase.name, "X", pid, told.row + 1, start, end - start)
