@@ -31,13 +31,14 @@ from typing import Any
 import msgspec
 from _runs import write
 
-from envmanager import Action, Episode, RolloutScheduler, Trajectory, collect
-from llmproxy import AffinityRouter, GenerateRequest, LLMProxy, Sampling
+from envmanager import Action, Episode, RolloutScheduler, Span, Trajectory, collect
+from llmproxy import AffinityRouter, GenerateRequest, GenerateResult, LLMProxy, Sampling
 from llmproxy.fleet import Fleet, Slot
 from llmproxy.path_loader import PathLoader
 from llmproxy.vllm import VLLMWorker
 from rollart.distributed.generation import engine_environment
 from rollart.models import make_tiny_qwen3
+from rollart.runtime.beside import beside
 from samplebuffer import Closed, Group, SampleBuffer
 
 ENGINES = 2
@@ -83,12 +84,12 @@ class OneEngine(AffinityRouter):
         return slots[home % len(slots)]
 
 
-async def generate(proxy: LLMProxy, name: str, prompt: Prompt, member: int) -> list[int]:
+async def generate(proxy: LLMProxy, name: str, prompt: Prompt, member: int) -> GenerateResult:
     length = prompt.lengths[member]
     asked = GenerateRequest(name, prompt.ids, length, sampling=Sampling(ignore_eos=True))
-    tokens = (await proxy.generate(asked)).token_ids
-    assert len(tokens) == length
-    return tokens
+    result = await proxy.generate(asked)
+    assert len(result.token_ids) == length
+    return result
 
 
 def batch_of(seed: int, groups: int, members: int) -> Step:
@@ -116,8 +117,15 @@ class Played:
     async def act(self, episode: Episode) -> Action:
         prompt = self._prompts[int(episode.key)]
         member = int(episode.ticket.member) % len(prompt.lengths)
-        tokens = await generate(self._proxy, episode.id, prompt, member)
-        return Action(text="", token_ids=tokens, logprobs=[], spans=[], prompt_ids=prompt.ids, new_segment=False)
+        result = await generate(self._proxy, episode.id, prompt, member)
+        return Action(
+            text="",
+            token_ids=result.token_ids,
+            logprobs=result.logprobs,
+            spans=[Span(span.version, span.start, span.end) for span in result.spans],
+            prompt_ids=prompt.ids,
+            new_segment=False,
+        )
 
     async def reward(self, trajectory: Trajectory) -> float:
         await asyncio.sleep(REWARD_S)
@@ -179,12 +187,9 @@ def by_queue(seed: int, groups: int, members: int) -> Step:
             reward=played.reward,
             closed=(Closed,),
         )
-        rollout = asyncio.create_task(scheduler.run())
-        batch = await buffer.get_batch()
+        batch = await beside(buffer.get_batch(), scheduler.run())
         assert all(played.teaches(group.key) for group in batch.groups)
         buffer.close()
-        rollout.cancel()
-        await asyncio.gather(rollout, return_exceptions=True)
 
     return step
 
