@@ -207,6 +207,26 @@ async def test_a_note_is_read_by_others_and_ends_with_its_binding(rm, place):
     assert (await other.status()).notes == {}
 
 
+async def test_what_is_no_request_and_no_pool_is_refused(rm):
+    await rm.register(Pool("a", hardware="H800", total=8))
+    request = Request("x", prefer=["H800"])
+    many = [Request("x", prefer=[f"c{i}-{j}" for j in range(10)]) for i in range(200)]
+    for asked, message in (
+        (rm.register("a"), "takes a Pool"),
+        (rm.bind("x"), "asked for by a Request"),
+        (rm.bind(request, 0, "x"), "on_rebind='x' must be a function"),
+        (rm.bind_all(None), "takes a list"),
+        (rm.bind_all([None]), "asked for by a Request"),
+        (rm.bind_all(many), "at most 1000 classes"),
+        (rm.bind_all([Request("x", prefer=["H800"], amount=4000, chunk=0.5)] * 2), "10000 fractions"),
+        (anext(rm.watch("x")), "must be the id of an event"),
+        (anext(rm.watch(-1)), "must be the id of an event"),
+    ):
+        with pytest.raises(Invalid, match=message):
+            await asked
+    assert (await rm.status()).bindings == ()
+
+
 async def test_close_releases_everything(rm, place):
     await rm.register(Pool("a", hardware="H800", total=8))
     await rm.bind(Request("x", prefer=["H800"], amount=8), timeout=0)

@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from resmgr import Pool, Request
+from resmgr import Binding, Pool, Request
 from resmgr.cli import main
 from resmgr.embedded import EmbeddedServer
 from resmgr.metrics import prometheus_text
 from resmgr.status import Status
+from resmgr.table import render
 
 pytestmark = pytest.mark.real
 
@@ -127,6 +128,13 @@ def test_stop_ends_a_persistent_server(tmp_path):
     assert main(["status", f"embedded:{tmp_path}"]) == 0
     assert main(["stop", f"embedded:{tmp_path}"]) == 0
     assert not server.socket_path.exists()
+
+
+def test_a_note_does_not_change_the_table():
+    binding = Binding("b", "gen", "H800", False, 1, 1, 7, (), "o", "h")
+    note = {"b": {"address": "a\nb\x1b[31m ü"}}
+    line = render(Status((), (binding,), (), {}, note, {}, 0, 10, "2")).splitlines()[4]
+    assert line.startswith("gen") and line.endswith(r"address=a\nb\x1b[31m ü")
 
 
 def test_counts_are_exact_however_large():

@@ -144,9 +144,35 @@ async def test_a_directory_that_others_can_write_is_refused(tmp_path):
         await ResourceManager.connect(f"embedded:{shared}")
 
 
-@pytest.mark.parametrize("url", ["embedded:", "embedded:d?persist=maybe", "http://x", "redis//x"])
+async def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StoreUnavailable, match="give another directory"):
+            await ResourceManager.connect(f"embedded:{directory}")
+
+
+async def test_a_directory_may_have_any_letters(tmp_path):
+    async with await ResourceManager.connect(f"embedded:{tmp_path / 'ü ñ 日本'}") as rm:
+        await rm.register(Pool("池", hardware="ж", total=8))
+        assert (await rm.bind(Request("génération", prefer=["ж"]), timeout=0)).nodes == ("池",)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "embedded:",
+        "embedded:d?persist=maybe",
+        "embedded:d\0",
+        "http://x",
+        "redis//x",
+        "redis://[x",
+        "redis://localhost:99999",
+        "redis://localhost?nothing=1",
+        None,
+    ],
+)
 async def test_a_url_that_is_none_is_refused(url):
-    with pytest.raises(Invalid, match="must"):
+    with pytest.raises(Invalid, match="url="):
         await ResourceManager.connect(url)
 
 

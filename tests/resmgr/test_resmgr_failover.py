@@ -248,6 +248,28 @@ async def test_a_store_that_may_not_write_for_a_while_costs_nobody_a_lease(tmp_p
         assert (rm.stats().lost, rm.stats().sessions) == (0, 1)
 
 
+async def test_a_script_that_holds_the_store_up_costs_nobody_a_lease(tmp_path):
+    async with await ResourceManager.connect(f"embedded:{tmp_path}", ttl=0.3, patience=0.2) as rm:
+        await rm.register(Pool("a", hardware="H800", total=8))
+        binding = await rm.bind(Request("x", prefer=["H800"], amount=4), timeout=0)
+        client = rm._store._redis
+        await client.config_set("busy-reply-threshold", 20)
+        holding = asyncio.ensure_future(client.eval("while true do end", 0))
+        with pytest.raises(StoreUnavailable, match="BUSY"):
+            while True:
+                await rm.check(binding)
+        with pytest.raises(StoreUnavailable, match="BUSY"):
+            await ResourceManager.connect(f"unix://{tmp_path}/valkey.sock")
+        await client.script_kill()
+        await asyncio.wait([holding])
+        assert holding.exception() is not None
+        beats = rm.stats().beats
+        while rm.stats().beats < beats + 2:
+            await rm.check(binding)
+        await rm.release(await rm.bind(Request("x", prefer=["H800"]), timeout=0))
+        assert (rm.stats().lost, rm.stats().sessions) == (0, 1)
+
+
 async def test_closing_when_a_new_session_has_just_begun_is_quiet(place, caplog):
     rm = await place.connect()
     await rm.register(Pool("a", hardware="H800", total=8))

@@ -152,7 +152,7 @@ async def test_each_is_a_binding_of_its_own_afterwards(place):
 
 async def test_how_many_is_bounded(rm):
     for requests in ([], [gang("a", 1, "H800")] * 1001):
-        with pytest.raises(Invalid, match="give 1 to 1000"):
+        with pytest.raises(Invalid, match="takes a list of 1 to 1000"):
             await rm.bind_all(requests)
 
 

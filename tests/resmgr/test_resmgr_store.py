@@ -66,13 +66,47 @@ async def test_credentials_are_needed_and_are_not_shown(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "option", [{"ttl": 0}, {"ttl": -1}, {"ttl": math.nan}, {"ttl": math.inf}, {"settle": -1}, {"io_timeout": 0}]
+    "option",
+    [
+        {"ttl": 0},
+        {"ttl": -1},
+        {"ttl": math.nan},
+        {"ttl": math.inf},
+        {"ttl": "x"},
+        {"ttl": 1e300},
+        {"settle": -1},
+        {"io_timeout": 0},
+        {"patience": math.nan},
+        {"patience": None},
+    ],
 )
 async def test_times_that_mean_nothing_are_refused(place, option):
     (name,) = option
-    with pytest.raises(Invalid, match=f"{name}=.* must be finite and at least"):
+    with pytest.raises(Invalid, match=f"{name}=.* must be .* s"):
         await place.connect(**option)
     assert await place.raw("EXISTS", "leases") == 0
+
+
+@pytest.mark.parametrize("namespace", ["", "}", "a b", "\udcff", None])
+async def test_a_namespace_is_a_name(socket, namespace):
+    with pytest.raises(Invalid, match="namespace="):
+        await ResourceManager.connect(f"unix://{socket}", namespace=namespace)
+
+
+async def test_keys_that_are_somebody_elses(place):
+    await place.raw("SET", "meta", "theirs")
+    with pytest.raises(StoreMismatch, match="use another namespace"):
+        await place.connect()
+
+
+async def test_a_user_who_may_not_load_functions(socket, place):
+    await place.client.acl_setuser("reader", enabled=True, nopass=True, commands=["+info", "+fcall"], keys=["*"])
+    await place.client.function_flush()
+    with pytest.raises(NotAStore, match="the right to FUNCTION LOAD"):
+        await ResourceManager.connect(f"unix://reader:x@{socket}")
+    rm = await place.connect()
+    await place.client.function_flush()
+    assert (await rm.status()).bindings == ()
 
 
 async def test_another_schema_version(place):

@@ -43,6 +43,13 @@ def test_every_amount_survives_the_way_to_the_store(milli):
         ({"apart": ["x\n"]}, "Request.apart"),
         ({"labels": {"zone": 1}}, "strings to strings"),
         ({"labels": None}, "strings to strings"),
+        ({"labels": {"zone": "\udcff"}}, "without surrogates"),
+        ({"labels": {"zone": "x" * 200_000}}, "longer than"),
+        ({"gang": "no"}, "gang='no' must be True or False"),
+        ({"spread": None}, "spread=None must be True or False"),
+        ({"fallback": [f"c{i}" for i in range(2000)]}, "has 2000 names; give at most 1000"),
+        ({"amount": 1e6, "chunk": 0.5}, "2000000 fractions"),
+        ({"amount": True}, "amount=True"),
     ],
 )
 def test_requests_that_contradict_themselves_are_refused(change, message):
@@ -59,6 +66,11 @@ def test_requests_that_contradict_themselves_are_refused(change, message):
         (Pool("a", hardware="cpu"), "must be positive, or give nodes"),
         (Pool("a", hardware="cpu", total=3, nodes=[Node("n", 2)]), "sum over its nodes, 2.0"),
         (Pool("a", hardware="cpu", nodes=[Node("n", 2), Node("n", 2)]), "different names"),
+        (Pool("a", hardware="cpu", nodes=iter([Node("n", 2)])), "must be a list of Node"),  # type: ignore[arg-type]
+        (Pool("a", hardware="cpu", nodes=[{"name": "n"}]), "must be a Node"),  # type: ignore[list-item]
+        (Pool("a", hardware="cpu", nodes=None), "must be a list of Node"),  # type: ignore[arg-type]
+        (Pool("a", hardware="cpu", total=True), "Pool.total=True"),
+        (Pool("a", hardware="cpu", total=1, labels={"x": "\udcff"}), "without surrogates"),
     ],
 )
 def test_pools_that_contradict_themselves_are_refused(pool, message):

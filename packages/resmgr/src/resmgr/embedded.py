@@ -145,7 +145,10 @@ class EmbeddedServer:
 
 def _make_private(directory: Path) -> None:
     """The directory exists and nobody else can put a socket in it."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnavailable(f"{directory} cannot be made ({error.strerror}); give another directory") from error
     found = directory.stat()
     if found.st_uid != os.getuid() or found.st_mode & stat.S_IWOTH:
         raise StoreUnavailable(

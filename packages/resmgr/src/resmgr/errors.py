@@ -50,7 +50,7 @@ class NotAStore(StoreError):
 
 
 class StoreMismatch(StoreError):
-    """Raised when the store holds another schema version, or runs live leases with another TTL."""
+    """Raised when the store holds another schema version or foreign keys, or runs live leases with another TTL."""
 
 
 class EventsLost(ResmgrError):

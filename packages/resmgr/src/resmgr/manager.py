@@ -16,6 +16,7 @@ from typing import Any, Self
 import msgspec
 
 from resmgr import wire
+from resmgr.amounts import is_number
 from resmgr.asking import wants_all, wants_amount, wants_one
 from resmgr.errors import BindingBusy, BindTimeout, Closed, Invalid, PoolMismatch, StaleBinding, StoreUnavailable
 from resmgr.events import watch
@@ -24,13 +25,37 @@ from resmgr.refusals import stale
 from resmgr.session import Session, SessionEnded
 from resmgr.status import Status, read_status
 from resmgr.store import Store
-from resmgr.values import Binding, Event, Pool, Request, check_labels, check_timeout
+from resmgr.values import (
+    MOST_FRACTIONS,
+    MOST_NAMES,
+    Binding,
+    Event,
+    Pool,
+    Request,
+    check_labels,
+    check_name,
+    check_timeout,
+)
 from resmgr.waiting import GROWS, Waiting
 
 log = logging.getLogger("resmgr")
 
 # Of requests in one `bind_all`: each is an argument of one call, of which the server's Lua takes a few thousand.
 MOST_PARTS = 1000
+LONGEST_S = 1_000_000
+
+
+def _check_asked(requests: Sequence[Request], timeout: float | None, on_rebind: OnRebind | None) -> None:
+    for request in requests:
+        if not isinstance(request, Request):
+            raise Invalid(f"a binding is asked for by a Request, not by {request!r}")
+        request.validate()
+    classes = {name for request in requests for name in (*request.prefer, *request.fallback)}
+    if len(classes) > MOST_NAMES or sum(request.fractions for request in requests) > MOST_FRACTIONS:
+        raise Invalid(f"ask for at most {MOST_NAMES} classes and {MOST_FRACTIONS} fractions at once")
+    check_timeout(timeout)
+    if on_rebind is not None and not callable(on_rebind):
+        raise Invalid(f"on_rebind={on_rebind!r} must be a function of the lost binding and the new one")
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -75,8 +100,10 @@ class ResourceManager:
         TTL). Calls go on trying for `patience` seconds while the store is away; `io_timeout` bounds each try.
         """
         for field, value, least in (("ttl", ttl, 0.01), ("settle", settle, 0.0), ("io_timeout", io_timeout, 0.001)):
-            if value is not None and not least <= value < math.inf:
-                raise Invalid(f"{field}={value!r} must be finite and at least {least} s")
+            if value is not None and not (is_number(value) and least <= value <= LONGEST_S):
+                raise Invalid(f"{field}={value!r} must be {least} to {LONGEST_S} s")
+        if not (is_number(patience) and patience >= 0):
+            raise Invalid(f"patience={patience!r} must be at least 0 s; inf goes on for ever")
         store = Store(url, namespace, patience, io_timeout)
         manager = cls(store, ttl, settle)
         try:
@@ -139,6 +166,8 @@ class ResourceManager:
 
         A replaced pool keeps the bindings that still fit; the others are lost and asked for again by their owners.
         """
+        if not isinstance(pool, Pool):
+            raise Invalid(f"register takes a Pool, not {pool!r}")
         pool.validate()
         await self._register(pool, "replace" if replace else "new")
         self._pools[pool.name] = pool
@@ -164,8 +193,7 @@ class ResourceManager:
         `on_rebind(lost, new)` is called when the binding was lost and granted again; `new` is None if no class could
         hold it any more.
         """
-        request.validate()
-        check_timeout(timeout)
+        _check_asked([request], timeout, on_rebind)
         (binding,) = await self._waiting.acquire(wants_one(self._store, request, timeout))
         self._holdings.keep(Held(binding, request, on_rebind))
         return binding
@@ -178,11 +206,9 @@ class ResourceManager:
         An earlier request gets a better class before a later one, but never so that the later one finds no place.
         They wait in the queue as one, with the highest of their priorities. Afterwards each is a binding of its own.
         """
-        if not 0 < len(requests) <= MOST_PARTS:
-            raise Invalid(f"bind_all of {len(requests)} requests: give 1 to {MOST_PARTS}")
-        for request in requests:
-            request.validate()
-        check_timeout(timeout)
+        if not isinstance(requests, Sequence) or not 0 < len(requests) <= MOST_PARTS:
+            raise Invalid(f"bind_all takes a list of 1 to {MOST_PARTS} requests, not {requests!r:.200}")
+        _check_asked(requests, timeout, on_rebind)
         bindings = await self._waiting.acquire(wants_all(self._store, requests, timeout))
         for binding, request in zip(bindings, requests, strict=True):
             self._holdings.keep(Held(binding, request, on_rebind))
@@ -199,6 +225,8 @@ class ResourceManager:
         """Changes the amount under the same token. Growth stays on the binding's class and may wait like a bind; what
         is given up is first that on the node `leave`, then what was taken last.
         """
+        if leave:
+            check_name("leave", leave)
         held = self._holdings.of(binding)
         if held is None:
             await self.check(binding)
@@ -267,6 +295,8 @@ class ResourceManager:
     async def watch(self, since: int | None = None) -> AsyncIterator[Event]:
         """Yields events after id `since`, or from now on; `EventsLost` where the next one is no longer kept."""
         self._check_open()
+        if since is not None and (not isinstance(since, int) or since < 0):
+            raise Invalid(f"since={since!r} must be the id of an event, 0 for all that are kept, or None")
         async for event in watch(self._store, since):
             yield event
 

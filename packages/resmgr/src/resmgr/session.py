@@ -67,7 +67,7 @@ class Session:
 
     async def bury_the_dead(self) -> None:
         """Ends the leases of processes that were killed on this machine, without waiting for the TTL."""
-        for session in (await self._store.call("sessions"))[1:]:
+        for session in (await self._store.call("sessions"))[1]:
             if process.is_dead(session.decode().rpartition("-")[0]):
                 await self._store.call("expire", session)
 

@@ -27,7 +27,8 @@ from redis.exceptions import (
 
 from resmgr.connection import Connection, packed
 from resmgr.embedded import EmbeddedServer
-from resmgr.errors import Invalid, NotAStore, StoreUnavailable
+from resmgr.errors import Invalid, NotAStore, StoreMismatch, StoreUnavailable
+from resmgr.values import check_name
 
 _SCHEMES = ("redis://", "rediss://", "unix://", "valkey://")
 _OLDEST = 7
@@ -40,6 +41,11 @@ _PASSING = (
     ReadOnlyError,
     TimeoutError,
 )
+
+
+def _passes(error: Exception) -> bool:
+    """`BUSY` is a script that runs for long, for which redis-py has no class."""
+    return isinstance(error, _PASSING) or str(error).startswith("BUSY")
 
 
 def _library() -> tuple[str, str]:
@@ -55,6 +61,9 @@ class Store:
     """One namespace of one server."""
 
     def __init__(self, url: str, namespace: str = "resmgr", patience: float = 30.0, io_timeout: float = 5.0) -> None:
+        if not isinstance(url, str) or "\0" in url:
+            raise Invalid(f"url={url!r} must be a text, such as redis://HOST:PORT/DB or embedded:DIR")
+        check_name("namespace", namespace)
         self.url = _without_password(url)
         self.patience = patience
         self._prefix = f"{{{namespace}}}:"
@@ -65,8 +74,12 @@ class Store:
         if not target.startswith(_SCHEMES):
             raise Invalid(f"url={self.url!r} must start with one of {', '.join(_SCHEMES)} or embedded:")
         plain = target.replace("valkey://", "redis://", 1)
-        self._calls = Connection(plain, io_timeout)
-        self._redis = self._client(plain)  # each follower keeps one of its connections to itself
+        try:
+            self._calls = Connection(plain, io_timeout)
+            self._redis = self._client(plain)  # each follower keeps one of its connections to itself
+            self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError) as error:  # a port that is none, an option that there is not
+            raise Invalid(f"url={self.url!r} cannot be read: {error}") from None
         self._closed = False
 
     def _client(self, url: str) -> redis.Redis:
@@ -99,6 +112,8 @@ class Store:
                 f"{self.url} did not answer within {self._io_timeout} s; is it a Redis, and not stalled?"
             ) from error
         except (InvalidResponse, ResponseError) as error:
+            if _passes(error):
+                raise StoreUnavailable(f"{self.url} is busy ({error}); try again later") from error
             raise NotAStore(
                 f"what answers at {self.url} does not speak Redis ({error}); check host and port"
             ) from error
@@ -138,7 +153,10 @@ class Store:
                     raise StoreUnavailable(f"{self.url} does not answer ({error}); is the server running?") from error
             except ResponseError as error:
                 if "Function not found" not in str(error):
-                    raise
+                    raise StoreMismatch(
+                        f"{self.url} refuses the call {name} ({error}); where its keys {self._prefix}* are not ours, "
+                        "use another namespace, else give the URL's user the right to it"
+                    ) from error
                 await self._load()
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.5)
@@ -149,8 +167,10 @@ class Store:
         except _PASSING:
             return  # the call is tried again, and says so
         except ResponseError as error:
-            if "already exists" not in str(error):
-                raise
+            if "already exists" not in str(error) and not _passes(error):
+                raise NotAStore(
+                    f"{self.url} takes no functions ({error}); give its user the right to FUNCTION LOAD"
+                ) from error
 
     async def follow(self, stream: str, after: str) -> AsyncIterator[list[tuple[str, bytes]]]:
         """Yields what is added to a stream, through outages; an empty part, now and then, when nothing is added.
@@ -162,7 +182,9 @@ class Store:
             try:
                 reading = self._redis.xread({self._prefix + stream: after}, count=256, block=block)
                 found = await self._limited(reading)
-            except _PASSING:
+            except (*_PASSING, ResponseError) as error:
+                if not _passes(error):
+                    raise
                 await asyncio.sleep(0.05)  # the heartbeat brings an embedded server back
                 continue
             entries = found[0][1] if found else []

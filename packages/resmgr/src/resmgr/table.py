@@ -37,8 +37,13 @@ def _binding(binding: Binding, status: Status) -> list[str]:
         _some(binding.nodes),
         str(binding.token),
         "ended" if left is None else f"{left:.1f} s",
-        " ".join(f"{name}={value}" for name, value in status.notes.get(binding.id, {}).items()),
+        _shown(" ".join(f"{name}={value}" for name, value in status.notes.get(binding.id, {}).items())),
     ]
+
+
+def _shown(note: str) -> str:
+    """Notes are free text; a line feed or a terminal's command in one is not to change the table."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in note)
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:

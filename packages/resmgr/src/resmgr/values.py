@@ -5,21 +5,28 @@ All are frozen: a change is a new value. `validate` refuses what no store could 
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeGuard
+from typing import Literal
 
 import msgspec
 
-from resmgr.amounts import UNIT, to_milli
+from resmgr.amounts import UNIT, is_number, to_milli
 from resmgr.errors import Invalid
 
+# Of one list of a request, and of the letters of one node's labels or of a note: each travels in one call.
+MOST_NAMES = 1000
+LONGEST_LABELS = 100_000
+# The store looks for a unit for each of them, and answers nobody else meanwhile.
+MOST_FRACTIONS = 10_000
+
 _NAME = re.compile(r"[\w.:@-]{1,200}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 EventKind = Literal[
     "bound", "fell_back", "move_offered", "moved_back", "lost", "released", "reconfigured", "registered"
 ]
 
 
-def _check_name(field: str, value: object) -> None:
+def check_name(field: str, value: object) -> None:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise Invalid(f"{field}={value!r} must be 1 to 200 letters, digits or any of . : @ _ -")
 
@@ -27,26 +34,38 @@ def _check_name(field: str, value: object) -> None:
 def _check_names(field: str, values: object) -> None:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise Invalid(f"{field}={values!r} must be a list of names")
+    if len(values) > MOST_NAMES:
+        raise Invalid(f"{field} has {len(values)} names; give at most {MOST_NAMES}")
     for value in values:
-        _check_name(field, value)
+        check_name(field, value)
 
 
 def check_labels(field: str, labels: object) -> None:
     if not isinstance(labels, Mapping):
         raise Invalid(f"{field}={labels!r} must map strings to strings")
     for name, value in labels.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise Invalid(f"{field}={{{name!r}: {value!r}}} must map strings to strings")
+        if not (_is_text(name) and _is_text(value)):
+            raise Invalid(
+                f"{field}={{{name!r:.200}: {value!r:.200}}} must map strings to strings, without surrogates"
+            )
+    if sum(len(name) + len(value) for name, value in labels.items()) > LONGEST_LABELS:
+        raise Invalid(f"{field} is longer than {LONGEST_LABELS} letters; keep it elsewhere, and its address here")
+
+
+def _is_text(value: object) -> bool:
+    """A string that can be sent: surrogates cannot."""
+    return isinstance(value, str) and _SURROGATE.search(value) is None
 
 
 def check_timeout(timeout: object) -> None:
     """Seconds from 0 on, `inf` included; None waits for ever."""
-    if timeout is not None and not (_is_number(timeout) and timeout >= 0):  # NaN is not
+    if timeout is not None and not (is_number(timeout) and timeout >= 0):  # NaN is not
         raise Invalid(f"timeout={timeout!r} must be at least 0 s, or None to wait for ever")
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _check_flag(field: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise Invalid(f"{field}={value!r} must be True or False")
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -68,12 +87,16 @@ class Pool(msgspec.Struct, frozen=True):
     labels: Mapping[str, str] = {}
 
     def validate(self) -> None:
-        _check_name("Pool.name", self.name)
-        _check_name("Pool.hardware", self.hardware)
-        _check_name("Pool.backend", self.backend)
+        check_name("Pool.name", self.name)
+        check_name("Pool.hardware", self.hardware)
+        check_name("Pool.backend", self.backend)
         check_labels("Pool.labels", self.labels)
+        if isinstance(self.nodes, str) or not isinstance(self.nodes, Sequence):
+            raise Invalid(f"Pool.nodes={self.nodes!r} must be a list of Node")
         for node in self.nodes:
-            _check_name("Node.name", node.name)
+            if not isinstance(node, Node):
+                raise Invalid(f"Pool.nodes has {node!r}, which must be a Node")
+            check_name("Node.name", node.name)
             check_labels("Node.labels", node.labels)
         names = [node.name for node in self.nodes]
         if len(set(names)) < len(names):
@@ -121,7 +144,7 @@ class Request(msgspec.Struct, frozen=True):
     avoid: Sequence[str] = ()
 
     def validate(self) -> None:
-        _check_name("Request.role", self.role)
+        check_name("Request.role", self.role)
         _check_names("Request.prefer", self.prefer)
         _check_names("Request.fallback", self.fallback)
         _check_names("Request.apart", self.apart)
@@ -136,12 +159,26 @@ class Request(msgspec.Struct, frozen=True):
             raise Invalid(f"Request.min_amount={self.min_amount} must be at most amount={self.amount}")
         if self.gang and self.min_amount not in (None, self.amount):
             raise Invalid(f"Request.min_amount={self.min_amount} must be left out of a gang: it is granted whole")
+        _check_flag("Request.gang", self.gang)
+        _check_flag("Request.spread", self.spread)
         check_labels("Request.labels", self.labels)
         if type(self.priority) is not int or not -1000 <= self.priority <= 1000:
             raise Invalid(
                 f"Request.priority={self.priority!r} must be a whole number within -1000..1000; higher goes first"
             )
         self._check_chunk(amount)
+        if self.fractions > MOST_FRACTIONS:
+            raise Invalid(
+                f"Request.amount={self.amount} in chunks of {self.chunk} are {self.fractions} fractions; "
+                f"ask for whole units, or for at most {MOST_FRACTIONS}"
+            )
+
+    @property
+    def fractions(self) -> int:
+        """How many parts of units are asked for."""
+        if self.chunk is None or self.chunk >= 1:
+            return 0
+        return to_milli("Request.amount", self.amount) // to_milli("Request.chunk", self.chunk)
 
     def _check_chunk(self, amount: int) -> None:
         if self.chunk is None:

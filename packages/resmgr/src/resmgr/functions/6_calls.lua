@@ -33,7 +33,7 @@ function calls.beat(session, settle_ms, seen, cursor)
 end
 
 function calls.sessions()
-  return { 'ok', unpack(call('ZRANGE', P .. 'leases', 0, -1)) }
+  return { 'ok', call('ZRANGE', P .. 'leases', 0, -1) }
 end
 
 -- A session is known to be dead: the next heartbeat takes back what it held.
