@@ -155,7 +155,8 @@ def test_interrupt_leaves_a_checkpoint_that_a_resume_goes_on_from(start) -> None
 
 
 def test_a_killed_engine_is_replaced_and_the_run_goes_on(start) -> None:
-    driver = start("run.iterations=6")
+    """Both proxies lose it, and one load mends it for both."""
+    driver = start("run.iterations=6", "generation.proxies=2")
     driver.wait_for(r"\[2/6\]")
     os.kill(driver.engine(), signal.SIGKILL)
     assert driver.ended(within=START_S) == 0, driver.text()

@@ -75,3 +75,31 @@ def test_continue_does_not_take_another_runs_result_for_this_one(
 def test_a_report_of_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("env: nosuch", "tasks.a.env = 'nosuch': 'nosuch' names no environment; write gymnasium:ID"),
+        ("env: 'gymnasium:NoSuch-v9'", "tasks.a.env = 'gymnasium:NoSuch-v9': "),
+        ("env: 'gymnasium:Taxi-v4', reward: 'nowhere:score'", "tasks.a.reward = 'nowhere:score': "),
+    ],
+)
+def test_a_task_that_cannot_be_made_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, said: str
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"run: {{folder: {tmp_path / 'runs'}}}\ntasks: {{a: {{kind: env, {task}}}}}\n")
+    assert main(["train", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"rollart: {said}")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_that_cannot_be_cut_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"run: {{folder: {tmp_path / 'runs'}}}\n")
+    assert main(["train", str(path), "train.backend=megatron", "train.tensor_parallel=3"]) == 2
+    assert capsys.readouterr().err == (
+        "rollart: train.tensor_parallel = 3: does not divide the 4 attention heads; 2 works\n"
+    )
+    assert not (tmp_path / "runs").exists()

@@ -48,7 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     init.set_defaults(command=_init)
     report = commands.add_parser("report", help="write the HTML report of one run, or compare several")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, e.g. runs/frozenlake")
-    report.add_argument("--out", type=Path, help="where to write it (default: report.html in the first run)")
+    report.add_argument(
+        "--out",
+        type=Path,
+        help="where to write it (default: report.html in the run, or comparison.html beside the first of several)",
+    )
     report.set_defaults(command=_report)
     doctor = commands.add_parser("doctor", help="what is installed, what is missing, what to do")
     doctor.set_defaults(command=_doctor)

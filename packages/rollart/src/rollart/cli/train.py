@@ -17,6 +17,7 @@ from rollart.observe.dashboard import Dashboard
 from rollart.observe.runinfo import read_run
 from rollart.runtime.folder import RunFolder
 from rollart.runtime.interrupt import EXIT_INTERRUPTED
+from rollart.tasks import check_tasks
 
 # How long and where a run goes on, and the schedule that follows from it: these do not make it another run.
 _OF_THE_RUN = ("run.", "train.total", "train.seed")
@@ -36,6 +37,7 @@ def train(arguments: argparse.Namespace) -> int:
         console.print(f"{folder.path} is done; its report is {folder.report}", soft_wrap=True)
         console.print("train it anew with --overwrite, or under another name with run.name=...", soft_wrap=True)
         return 0
+    check_tasks(config.tasks)
     resume = arguments.resume or (arguments.go_on and folder.checkpoints.latest() is not None)
     if resume:
         folder.reopen(config)

@@ -35,6 +35,17 @@ def make_tasks(configs: Mapping[str, AnyTask], codec: Codec, context: int) -> Mi
     return Mixture(tasks, {name: config.weight for name, config in configs.items()})
 
 
+def check_tasks(configs: Mapping[str, AnyTask]) -> None:
+    """Raise ConfigError for an environment or a reward that this process cannot import, before anything is made."""
+    for name, config in configs.items():
+        if not isinstance(config, EnvConfig):
+            continue
+        if config.reward and not is_url(config.reward):
+            _reward(name, config.reward)
+        if not (config.isolate or config.python or is_url(config.env)):
+            place(name, config)
+
+
 def _make(name: str, config: AnyTask, codec: Codec, context: int) -> Task:
     if isinstance(config, FrozenLakeConfig):
         task = _lake(name, config, codec, context)
