@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resmgr import Binding, Node, Pool, Request, ResourceManager, StaleBinding, StoreUnavailable
+from resmgr import Binding, Closed, Node, Pool, Request, ResourceManager, StaleBinding, StoreUnavailable
 from resmgr.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.real
@@ -197,6 +197,35 @@ async def own_server(directory: Path) -> EmbeddedServer:
     server = EmbeddedServer(directory)
     await server.ensure()
     return server
+
+
+async def test_a_forked_process_leaves_its_parents_manager_alone(tmp_path):
+    """It connects its own, and nothing of its end reaches the parent."""
+    async with await ResourceManager.connect(f"embedded:{tmp_path}", ttl=0.5) as rm:
+        await rm.register(Pool("a", hardware="H800", total=8))
+        binding = await rm.bind(Request("x", prefer=["H800"], amount=5), timeout=0)
+
+        async def child() -> None:
+            with pytest.raises(Closed, match="connect another one here"):
+                await rm.release(binding)
+            await rm.close()
+            async with await ResourceManager.connect(f"embedded:{tmp_path}") as own:
+                await own.release(await own.bind(Request("y", prefer=["H800"], amount=3), timeout=0))
+
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                asyncio.run(child())
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+        assert status == 0
+        beats = rm.stats().beats
+        while rm.stats().beats < beats + 2:
+            await rm.check(binding)
+        assert (rm.stats().lost, rm.stats().sessions) == (0, 1)
 
 
 async def test_a_killed_store_comes_back_with_every_binding(tmp_path):

@@ -8,6 +8,7 @@ same id.
 import asyncio
 import logging
 import math
+import os
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from types import TracebackType
@@ -73,6 +74,7 @@ class ResourceManager:
     """Made by `connect`; ended by `close`, which releases all it bound."""
 
     def __init__(self, store: Store, ttl: float | None, settle: float | None) -> None:
+        self._process = os.getpid()
         self._store = store
         self._session = Session(store, ttl, settle, self._hear, self._on_renewed)
         self._pools: dict[str, Pool] = {}
@@ -147,7 +149,7 @@ class ResourceManager:
     async def close(self) -> None:
         """Releases all bindings and leaves; waiting calls get `Closed`. Without a store the lease ends by itself."""
         runner, self._runner = self._runner, None
-        if runner is None:
+        if runner is None or os.getpid() != self._process:
             return
         runner.cancel()
         await asyncio.wait([runner])
@@ -359,5 +361,9 @@ class ResourceManager:
     def _check_open(self) -> None:
         if self._runner is None:
             raise Closed("this manager is closed; connect another one")
+        if os.getpid() != self._process:
+            raise Closed(
+                "this manager belongs to the process that this one was forked from; connect another one here"
+            )
         if self._runner.done():
             raise Closed("this manager's lease task failed; see the log, then connect another one")
