@@ -198,6 +198,19 @@ async def test_textworld_plays_the_file_that_a_key_names(game):
     assert (await EnvManager(folder, Says("look")).run("game.json", 0)).outcome.kind == "stopped"
 
 
+def test_what_is_typed_into_textworld_writes_no_files(game, tmp_path, monkeypatch):
+    env = named(f"textworld:{game}?max_steps=1000")("k")
+    monkeypatch.chdir(tmp_path)
+    env.reset(seed=0)
+    typed = [chr(code) for code in (*range(1, 32), 127, 0x1B, 0xE9)] + ["\\n", "\\r"]
+    for word in [*typed, "save", " Script", "transcript on", "recording", "restore"]:
+        for line in (word, f"loo{word}k", "left-behind"):
+            assert env.step(line)[0], repr(line)
+    env.step("look " * 200)
+    env.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["tw-simple?rewards=dense&goal=brief", "tw-coin_collector?level=5"])
 async def test_textworld_makes_a_game_of_each_key(name):
     make_env = named(f"textworld:{name}")

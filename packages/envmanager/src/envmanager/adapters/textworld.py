@@ -4,7 +4,8 @@ the extra `textworld`.
 
 Invariants (test_envmanager_adapters.py):
 - an episode's rewards sum to the share of the game's score that was won (test_textworld_is_won_by_its_walkthrough);
-- equal keys are one game (test_textworld_makes_a_game_of_each_key).
+- equal keys are one game (test_textworld_makes_a_game_of_each_key);
+- no action does more than speak to the game (test_what_is_typed_into_textworld_writes_no_files).
 """
 
 import re
@@ -24,6 +25,11 @@ warnings.filterwarnings("ignore", message=".*is not fully supported")
 BANNER = re.compile(r"\A(?:[ _$>/\\|]*\n)+")
 STATUS = re.compile(r"\n>\s+-=.*\Z")
 KINDS = (".z8", ".json", ".tw-pddl")
+# The interpreter takes control characters and backslashes for its own hot keys: one records the input in a file whose
+# name is what is typed next. The game itself can save and write transcripts.
+UNTYPEABLE = re.compile(r"[^ -\[\]-~]+")
+FILES = re.compile(r"\s*(save|restore|script|transcript|unscript|noscript|recording|replay)\b", re.IGNORECASE)
+LINE_CHARACTERS = 150
 
 
 class TextWorldEnv:
@@ -51,7 +57,7 @@ class TextWorldEnv:
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         with ONE_AT_A_TIME:
-            state, score, done = self._env.step(action.strip())
+            state, score, done = self._env.step(typed(action))
         self._steps += 1
         share = float(score) / (state.get("max_score") or 1)
         gained, self._score = share - self._score, share
@@ -68,6 +74,12 @@ class TextWorldEnv:
             "won": bool(state.get("won")),
             "score": float(state.get("score") or 0),
         }
+
+
+def typed(action: str) -> str:
+    """The action as a line that speaks to the game and to nothing else."""
+    line = UNTYPEABLE.sub(" ", action).strip()[:LINE_CHARACTERS]
+    return "look" if FILES.match(line) else line
 
 
 def _said(state: Any) -> str:
