@@ -117,6 +117,16 @@ def test_a_store_that_is_not_there_is_an_error_and_is_not_made(tmp_path, capsys)
     assert main(["stop", "redis://127.0.0.1:1"]) == 2
 
 
+async def test_a_port_that_cannot_be_had_is_told(place, busy, capsys):
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    taken = server.sockets[0].getsockname()[1]
+    for port in (taken, 99_999):
+        arguments = ["serve", place.url, "--namespace", place.namespace, "--port", str(port)]
+        assert await asyncio.to_thread(main, arguments) == 2
+        assert f"port={port} cannot be listened on" in capsys.readouterr().err
+    server.close()
+
+
 def test_stop_ends_a_persistent_server(tmp_path):
     server = EmbeddedServer(tmp_path, persist=True)
 

@@ -32,6 +32,9 @@ def test_a_file_gives_its_pools(tmp_path):
         ("a: {hardware: H, total: -1}", "Pool.total=-1"),
         ("a: {total: 1}", "missing required field `hardware`"),
         ("a: [", "pools.yaml"),
+        ("a: {hardware: H, nodes: 3}", "Expected `array`, got `int`"),
+        ("1: {hardware: H, total: 1}", "1: the name of a pool must be a text"),
+        ("a: {hardware: H, total: 1}\na: {hardware: H, total: 2}", "a is there 2 times"),
     ],
 )
 def test_a_wrong_file_is_refused_by_its_key(tmp_path, text, message):

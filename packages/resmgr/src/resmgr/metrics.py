@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 
-from resmgr.errors import StoreError
+from resmgr.errors import Invalid, StoreError
 from resmgr.status import Status
 
 Labels = tuple[tuple[str, str], ...]
@@ -47,7 +47,10 @@ class MetricsServer:
         self._read = read
 
     async def start(self, host: str, port: int) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, host, port)
+        try:
+            return await asyncio.start_server(self._serve, host, port)
+        except (OSError, OverflowError) as error:
+            raise Invalid(f"host={host!r}, port={port} cannot be listened on: {error}") from error
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

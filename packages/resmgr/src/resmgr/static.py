@@ -20,23 +20,40 @@ from resmgr.values import Node, Pool
 def load_pools(path: str | Path) -> list[Pool]:
     """The pools of a file, validated. Needs the extra `yaml`; raises `Invalid`."""
     try:
-        document = msgspec.yaml.decode(Path(path).read_bytes())
+        text = Path(path).read_bytes()
+        document = msgspec.yaml.decode(text)
     except ImportError:
         raise Invalid(f"{path}: reading YAML needs PyYAML: pip install 'rollart-resmgr[yaml]'") from None
     except (OSError, msgspec.DecodeError) as error:
         raise Invalid(f"{path}: {error}") from error
     if not isinstance(document, dict) or not document:
         raise Invalid(f"{path}: must map pool names to pools, as in `h800: {{hardware: H800, total: 8}}`")
-    pools = [_pool(f"{path}: {name}", str(name), body) for name, body in document.items()]
+    _check_twice(path, text)
+    pools = [_pool(f"{path}: {name}", name, body) for name, body in document.items()]
     for pool in pools:
         pool.validate()
     return pools
 
 
-def _pool(where: str, name: str, body: Any) -> Pool:
+def _check_twice(path: str | Path, text: bytes) -> None:
+    """YAML takes the last of two pools with one name, and says nothing."""
+    import yaml
+
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)
+    names = [key.value for key, _ in root.value]
+    for name in names:
+        if names.count(name) > 1:
+            raise Invalid(f"{path}: {name} is there {names.count(name)} times; give each pool a name of its own")
+
+
+def _pool(where: str, name: object, body: Any) -> Pool:
+    if not isinstance(name, str):
+        raise Invalid(f"{where}: the name of a pool must be a text; put it in quotes")
     fields = [field for field in Pool.__struct_fields__ if field != "name"]
     _check_keys(where, body, fields)
-    for node in body.get("nodes") or ():
+    nodes = body.get("nodes") or ()
+    for node in nodes if isinstance(nodes, list) else ():
         _check_keys(f"{where}.nodes", node, Node.__struct_fields__)
     try:
         return msgspec.convert({"name": name, **body}, Pool)
