@@ -8,7 +8,7 @@
 | `sync_plus` | while rollout stands still | no | none is | no |
 | `sync` | while rollout stands still | no | none is | for the slowest episode, and rewards for the last |
 
-Held by tests/rollart/test_rollart_modes.py.
+Held by tests/rollart/test_rollart_controller.py.
 """
 
 from __future__ import annotations
