@@ -238,6 +238,7 @@ async def test_an_answer_that_nobody_reads_holds_up_no_end(make: Make) -> None:
         ({"workers": 0}, "workers=0 must be at least 1"),
         ({"workers": 1, "least": 2}, "least=2 must be at most workers=1"),
         ({"timeout": 0}, "timeout=0 must be positive"),
+        ({"port": 99999}, "port=99999 must be within 0..65535"),
         ({"idle": float("nan")}, "idle=nan must be positive"),
         ({"host": "0.0.0.0"}, "give a token, or listen on 127.0.0.1"),
     ],

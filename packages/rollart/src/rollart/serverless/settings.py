@@ -45,6 +45,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("timeout", "start_timeout", "idle", "drain"):
             if not getattr(self, field) > 0:
                 raise BadFunction(f"{field}={getattr(self, field)} must be positive")
+        if not 0 <= self.port <= 65535:
+            raise BadFunction(f"port={self.port} must be within 0..65535; 0 takes a free one")
         if self.least > self.workers:
             raise BadFunction(f"least={self.least} must be at most workers={self.workers}")
         if not self.token and not _is_loopback(self.host):
