@@ -18,6 +18,8 @@ from pathlib import Path
 
 from tests.recorded import RECORD
 
+from resmgr.embedded import EmbeddedServer
+
 ROOT = Path(__file__).parents[2]
 ITERATIONS = 30
 BATCH = 16
@@ -48,8 +50,9 @@ FINISH_S = 300
 class Attempt:
     """One process of `rollart train` or `rollart resume`, and what it started."""
 
-    def __init__(self, folder: Path, words: Sequence[str]) -> None:
+    def __init__(self, folder: Path, run: Path, words: Sequence[str]) -> None:
         self.mark = uuid.uuid4().hex
+        self._socket = str(EmbeddedServer(run / "metadata").socket_path).encode()
         self.output = folder / f"{self.mark}.log"
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
@@ -78,9 +81,10 @@ class Attempt:
         self.process.wait()
 
     def processes(self) -> list[int]:
+        """By the mark in their environment, which the metadata server overwrites with its title."""
         mark = f"{MARK}={self.mark}".encode()
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        return [pid for pid in pids if mark in _read(pid, "environ")]
+        return [pid for pid in pids if mark in _read(pid, "environ") or self._socket in _read(pid, "cmdline")]
 
     def nothing_left(self) -> bool:
         """The kernel and keepers take a moment to end what a killed process leaves."""
@@ -209,7 +213,7 @@ class World:
         )
 
     def train(self) -> Attempt:
-        return Attempt(self.folder, ["train", str(self.config)])
+        return Attempt(self.folder, self.run, ["train", str(self.config)])
 
     def resume(self) -> Attempt:
-        return Attempt(self.folder, ["resume", str(self.run)])
+        return Attempt(self.folder, self.run, ["resume", str(self.run)])

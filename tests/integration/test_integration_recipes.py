@@ -34,26 +34,29 @@ SMALL = [
     "train.minibatches=1",
     "eval.episodes=4",
 ]
+# Short episodes, so that each of its tasks is trained on in so few iterations.
+MORE = {"mixture": ["tasks.shop.max_turns=2", "tasks.mastermind.max_turns=2"]}
 RECIPES = ("frozenlake", "gem_math", "gem_game", "shop", "textworld", "swe", "mixture")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_trains(tmp_path: Path, recipe: str) -> None:
     file = ROOT / "examples" / f"{recipe}.yaml"
-    config = load_config(file, SMALL)
+    small = [*SMALL, *MORE.get(recipe, [])]
+    config = load_config(file, small)
     if recipe == "swe" and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
     # What `make run CONFIG=...` does before it trains.
     subprocess.run(["make", "--silent", "environments", f"CONFIG={file}"], cwd=ROOT, check=True)
-    run = trained(file, tmp_path)
+    run = trained(file, tmp_path, small)
     check_metrics(run)
     check_trajectories(tmp_path / "record.jsonl", set(config.tasks))
     if recipe == "frozenlake":
         check_export(run / "model-final")
 
 
-def trained(file: Path, folder: Path) -> Path:
-    command = [sys.executable, "-m", "tests.recorded", "train", str(file), *SMALL]
+def trained(file: Path, folder: Path, small: list[str]) -> Path:
+    command = [sys.executable, "-m", "tests.recorded", "train", str(file), *small]
     done = subprocess.run(
         [*command, f"run.folder={folder}", "run.name=run"],
         cwd=ROOT,

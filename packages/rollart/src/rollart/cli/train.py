@@ -79,10 +79,11 @@ def _train(config: Config, folder: RunFolder, console: Console, *, resume: bool)
         try:
             info = asyncio.run(train(config, folder, dashboard, resume=resume))
         except Exception as error:
-            # The terminal gets the reason, the log file the traceback too.
+            # The terminal gets the reason, the log file the traceback too, and the one in a worker.
             logging.getLogger("rollart").info("the run failed", exc_info=True)
             kind = "" if isinstance(error, RollArtError) else f"{type(error).__name__}: "
-            dashboard.log(f"the run failed: {kind}{error}")
+            reason, _, _ = str(error).partition("\nTraceback (most recent call last)")
+            dashboard.log(f"the run failed: {kind}{reason}")
             dashboard.log(f"logs: {folder.logs}   report so far: {folder.report}")
             return 1
     console.print(f"{info.status}; report: {folder.report}", soft_wrap=True)
