@@ -277,6 +277,33 @@ async def test_a_store_that_may_not_write_for_a_while_costs_nobody_a_lease(tmp_p
         assert (rm.stats().lost, rm.stats().sessions) == (0, 1)
 
 
+async def test_tokens_rise_even_where_the_last_writes_were_lost(place):
+    rm = await place.connect()
+    await rm.register(Pool("a", hardware="H800", total=8))
+    request = Request("x", prefer=["H800"])
+    before = await place.raw("HGET", "meta", "token")
+    tokens = [binding.token for binding in await rm.bind_all([request] * 3)]
+    await place.raw("HSET", "meta", "token", before)
+    tokens += [binding.token for binding in await rm.bind_all([request] * 3)]
+    assert tokens == sorted(set(tokens))
+
+
+async def test_what_was_answered_survives_a_kill_at_any_moment(tmp_path):
+    """Nothing is answered before it is in the file: a server that syncs its file would do so meanwhile."""
+    async with await ResourceManager.connect(f"embedded:{tmp_path}", io_timeout=1) as rm:
+        await rm.register(Pool("a", hardware="H800", total=64))
+        server, request = rm._store.server, Request("x", prefer=["H800"])
+        assert server is not None
+        assert await rm._store._redis.config_get("appendfsync") == {"appendfsync": "no"}
+        for kills in range(10):
+            burst = [await rm.bind(request, timeout=0) for _ in range(1 + kills % 3)]
+            os.kill(server.pid or 0, signal.SIGKILL)
+            for binding in burst:
+                await rm.check(binding)
+            await rm.release(burst[0])
+            assert {b.id for b in (await rm.status()).bindings} == set(rm.bindings)
+
+
 async def test_a_script_that_holds_the_store_up_costs_nobody_a_lease(tmp_path):
     async with await ResourceManager.connect(f"embedded:{tmp_path}", ttl=0.3, patience=0.2) as rm:
         await rm.register(Pool("a", hardware="H800", total=8))

@@ -83,10 +83,18 @@ local function preferred(spec, class)
   return false
 end
 
+-- Higher than all before, and no lower than the time in microseconds: so it goes on rising where the last writes are lost.
+local function next_token()
+  local now = call('TIME')
+  local token = math.max(tonumber(call('HGET', P .. 'meta', 'token')) + 1, now[1] * 1000000 + now[2])
+  call('HSET', P .. 'meta', 'token', string.format('%.0f', token))
+  return token
+end
+
 -- Makes amounts that were taken and marked a binding.
 local function grant(id, owner, spec, class, allocs, amount, kind, previous)
   local fell = not preferred(spec, class)
-  local rec = { owner = owner, holder = owner, token = call('HINCRBY', P .. 'meta', 'token', 1), class = class,
+  local rec = { owner = owner, holder = owner, token = next_token(), class = class,
     fell_back = fell and 1 or 0, amount = amount, chunk = spec.chunk, role = spec.role, apart = spec.apart, allocs = allocs }
   store(id, rec)
   call('SADD', P .. 'held:' .. owner, id)

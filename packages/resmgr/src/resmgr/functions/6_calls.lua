@@ -10,8 +10,7 @@ function calls.hello(session, ttl)
   local now = call('TIME')
   if not meta[1] then
     local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
-    -- Tokens begin at the time in microseconds, so that they go on rising when a store has lost everything.
-    call('HSET', P .. 'meta', 'schema', SCHEMA, 'clock', 0, 'last', now_ms, 'token', now[1] .. string.format('%06d', now[2]))
+    call('HSET', P .. 'meta', 'schema', SCHEMA, 'clock', 0, 'last', now_ms, 'token', 0)
   end
   if ttl == '' then ttl = meta[2] or '10000' end
   if meta[2] and meta[2] ~= ttl then
