@@ -203,7 +203,16 @@ def test_what_is_typed_into_textworld_writes_no_files(game, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     env.reset(seed=0)
     typed = [chr(code) for code in (*range(1, 32), 127, 0x1B, 0xE9)] + ["\\n", "\\r"]
-    for word in [*typed, "save", " Script", "transcript on", "recording", "restore"]:
+    for word in [
+        *typed,
+        "save",
+        " Script",
+        "transcript on",
+        "recording",
+        "restore",
+        "look. save",
+        "look then script",
+    ]:
         for line in (word, f"loo{word}k", "left-behind"):
             assert env.step(line)[0], repr(line)
     env.step("look " * 200)

@@ -26,9 +26,9 @@ BANNER = re.compile(r"\A(?:[ _$>/\\|]*\n)+")
 STATUS = re.compile(r"\n>\s+-=.*\Z")
 KINDS = (".z8", ".json", ".tw-pddl")
 # The interpreter takes control characters and backslashes for its own hot keys: one records the input in a file whose
-# name is what is typed next. The game itself can save and write transcripts.
+# name is what is typed next. The game itself can save and write transcripts, also as the second of two commands.
 UNTYPEABLE = re.compile(r"[^ -\[\]-~]+")
-FILES = re.compile(r"\s*(save|restore|script|transcript|unscript|noscript|recording|replay)\b", re.IGNORECASE)
+FILES = re.compile(r"\b(save|restore|script|transcript|unscript|noscript|recording|replay)\b", re.IGNORECASE)
 LINE_CHARACTERS = 150
 
 
@@ -79,7 +79,7 @@ class TextWorldEnv:
 def typed(action: str) -> str:
     """The action as a line that speaks to the game and to nothing else."""
     line = UNTYPEABLE.sub(" ", action).strip()[:LINE_CHARACTERS]
-    return "look" if FILES.match(line) else line
+    return "look" if FILES.search(line) else line
 
 
 def _said(state: Any) -> str:
