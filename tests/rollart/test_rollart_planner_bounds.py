@@ -76,7 +76,7 @@ def simulated(folder: Path, mode: str, alpha: float, groups: int, tflops: float 
             "probe": False,
             "batch": _PLACES,
             "generation": [{"hardware": "flat", "gpus": 1}],
-            "training": {"hardware": "trainer", "gpus": 1},
+            "training": {"hardware": "trainer", "gpus": 1, "step_s": 0},
             "hardware": {"flat": _FLAT, "trainer": _TRAINER | {"tflops": tflops}},
             "calibration": {"push_gibs": 1e9, "pull_gibs": 1e9, "load_gibs": 1e9},
             "tasks": {

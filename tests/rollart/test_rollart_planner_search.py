@@ -47,6 +47,23 @@ def test_every_candidate_uses_the_devices_and_can_be_simulated() -> None:
         assert make_simulation(candidate.tree(TREE)).gpus == GPUS
 
 
+def test_engines_of_several_widths_and_contexts_computed_apart_are_tried() -> None:
+    found = list(candidates(make_simulation(TREE), GPUS, (1.0,)))
+    widths = {part.tensor_parallel for one in found for part in one.generation}
+    roles = {tuple(part.role for part in one.generation) for one in found}
+    assert widths == {1, 2} and roles == {("both", "both"), ("prefill", "decode")}
+    alone = [one for one in candidates(make_simulation(TREE), {"H800": 40}, (1.0,)) if len(one.generation) == 2]
+    cuts = {tuple((part.role, part.gpus) for part in one.generation) for one in alone}
+    assert (("prefill", 8), ("decode", 24)) in cuts and (("prefill", 16), ("decode", 16)) in cuts
+
+
+def test_environments_that_the_file_counts_stay_as_many() -> None:
+    counted = TREE | {"rollout": {"concurrency": 12}}
+    candidate = Candidate((Part("H800", 8),), Part("H800", 16), alpha=3.0)
+    assert make_simulation(candidate.tree(counted)).config.rollout.concurrency == 12
+    assert make_simulation(candidate.tree(TREE)).config.rollout.concurrency == 64
+
+
 def test_the_decode_heavy_task_moves_first() -> None:
     moved = affinities(make_simulation(TREE), [Part("H800", 8), Part("H20", 8)])
     assert moved == [(), (("Lake", "H800"), ("Math", "H20"))]
@@ -74,6 +91,9 @@ def test_one_decision_after_the_other_leads_from_start_to_end() -> None:
     steps = steps_between(start, end)
     assert [name for name, _ in steps] == ["split", "alpha", "redundancy"]
     assert steps[-1][1] == end
+    apart = Candidate((Part("H800", 8, role="prefill"), Part("H20", 8, 2, "decode")), Part("H800", 16))
+    whole = Candidate((Part("H800", 8), Part("H20", 8)), Part("H800", 16))
+    assert [name for name, _ in steps_between(whole, apart)] == ["tensor parallel, prefill apart"]
 
 
 def test_budgets_are_spent_and_not_passed() -> None:

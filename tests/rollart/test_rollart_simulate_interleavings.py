@@ -42,6 +42,7 @@ def world(seed: int) -> dict[str, Any]:
             "spare_members": random.randint(0, 2),
             "drop_uniform": False,
         },
+        "train": {"minibatches": 1},
         "eval": {"every": 100, "episodes": 1},
         "checkpoint": {"every": random.choice((1, 100))},
         "simulate": {

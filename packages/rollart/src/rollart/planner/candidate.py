@@ -47,9 +47,7 @@ class Candidate(Struct, frozen=True):
         generation.pop("affinity", None)
         if self.affinity:
             generation["affinity"] = {"default": self.generation[0].hardware, **dict(self.affinity)}
-        rollout = tree.get("rollout", {})
-        rollout.pop("concurrency", None)  # follows from the buffer
-        return tree
+        return tree  # as many environments as the file says; where it does not, as the buffer has room for
 
     @property
     def words(self) -> str:
@@ -66,6 +64,13 @@ class Candidate(Struct, frozen=True):
         return f"{trains}, {fleets} generate, alpha {self.alpha:g}{spare}" + (f"; {moved}" if moved else "")
 
 
+def _parallel_of(candidate: Candidate, part: Part) -> int:
+    """How engines of this class are made there, where the devices allow the same here."""
+    found = (one.tensor_parallel for one in candidate.generation if one.hardware == part.hardware)
+    parallel = next(found, part.tensor_parallel)
+    return parallel if part.gpus % parallel == 0 else part.tensor_parallel
+
+
 def _fleet(part: Part) -> dict[str, Any]:
     return {
         "hardware": part.hardware,
@@ -79,8 +84,12 @@ def steps_between(start: Candidate, end: Candidate) -> list[tuple[str, Candidate
     """`start` turned into `end` one kind of decision after the other, each with its name."""
     found: list[tuple[str, Candidate]] = []
     current = start
+    split = tuple(replace(part, tensor_parallel=_parallel_of(start, part), role="both") for part in end.generation)
+    if len({part.hardware for part in split}) < len(split):  # a class cut into roles has no such form
+        split = end.generation
     for name, change in (
-        ("split", {"generation": end.generation, "training": end.training}),
+        ("split", {"generation": split, "training": end.training}),
+        ("tensor parallel, prefill apart", {"generation": end.generation}),
         ("affinity", {"affinity": end.affinity}),
         ("alpha", {"alpha": end.alpha}),
         ("redundancy", {"spare_groups": end.spare_groups, "spare_members": end.spare_members}),

@@ -9,10 +9,11 @@ engines; `most` is the bound with the longest trajectory's tail. Invariant: more
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import sqrt
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmproxy.sim import Roofline
 from rollart.simulate.build import speed_of, trainer_rates
@@ -87,7 +88,7 @@ def engine_seconds(speed: Roofline, demand: Demand, together: float) -> tuple[fl
     fit = max(1.0, min(together, speed.batch, speed.capacity / demand.resident))
     pace = speed.pace(max(1, round(fit)), 0.0, 0.0)
     step = pace.base + pace.slope * fit * demand.resident
-    prefill = demand.computed * speed.pace(0, float(_CHUNK), demand.resident / 2).base / _CHUNK
+    prefill = _prefill_seconds(speed, demand)
     spent = demand.made * step / fit + prefill
     return spent, demand.made * step + prefill * fit + demand.waits
 
@@ -99,8 +100,11 @@ def estimate(simulation: Simulation) -> Estimate:
     demands = {name: demand_of(profile, context) for name, profile in simulation.profiles.items()}
     weights = {name: config.tasks[name].weight for name in demands}
     total = sum(weights.values())
-    alive = (1 + config.buffer.alpha) * simulation.batch
-    generate = tail = latency = 0.0
+    alive = min((1 + config.buffer.alpha) * simulation.batch, config.rollout.concurrency)
+    rounds = simulation.batch / alive
+    apart = [fleet for fleet in simulation.fleets if fleet.role == "prefill"]
+    generate = _prefill_apart(simulation, apart, demands, weights) if apart else 0.0
+    tail = latency = 0.0
     for hardware, fleets in _by_class(simulation).items():
         engines = sum(fleet.engines for fleet in fleets)
         share = _shares(simulation, hardware, engines)
@@ -110,12 +114,14 @@ def estimate(simulation: Simulation) -> Estimate:
         together = alive * sum(share[name] * weights[name] for name in demands) / total / engines
         spent = 0.0
         for name, demand in demands.items():
+            if fleets[0].role == "decode":
+                demand = replace(demand, computed=0.0)
             each, alone = engine_seconds(speed, demand, max(1.0, together))
             taken = share[name] * weights[name] / total
             spent += simulation.batch * taken * each
-            latency += taken * alone / (1 + config.buffer.alpha)
+            latency += taken * alone * rounds
             if taken:
-                tail = max(tail, alone * demand.longest / (1 + config.buffer.alpha))
+                tail = max(tail, alone * demand.longest * rounds)
         generate = max(generate, spent / engines)
     return Estimate(
         generate=generate,
@@ -124,6 +130,21 @@ def estimate(simulation: Simulation) -> Estimate:
         train=train_seconds(simulation, demands, weights),
         weights=weights_seconds(simulation),
     )
+
+
+def _prefill_apart(
+    simulation: Simulation, fleets: Sequence[FleetConfig], demands: Mapping[str, Demand], weights: Mapping[str, float]
+) -> float:
+    """Seconds of a batch's prefill on the engines that do nothing else."""
+    engines = sum(fleet.engines for fleet in fleets)
+    speed = speed_of(simulation, fleets[0])
+    total = sum(weights.values())
+    spent = sum(weights[name] / total * _prefill_seconds(speed, demand) for name, demand in demands.items())
+    return simulation.batch * spent / engines
+
+
+def _prefill_seconds(speed: Roofline, demand: Demand) -> float:
+    return demand.computed * speed.pace(0, float(_CHUNK), demand.resident / 2).base / _CHUNK
 
 
 def train_seconds(simulation: Simulation, demands: Mapping[str, Demand], weights: Mapping[str, float]) -> float:
@@ -136,7 +157,7 @@ def train_seconds(simulation: Simulation, demands: Mapping[str, Demand], weights
         for name, demand in demands.items()
     )
     rates = trainer_rates(simulation)
-    return passes * flops / rates.flops + 2 * rates.swap_s
+    return passes * flops / rates.flops + 2 * rates.swap_s + rates.step_s
 
 
 def weights_seconds(simulation: Simulation) -> float:
@@ -145,7 +166,8 @@ def weights_seconds(simulation: Simulation) -> float:
     size = simulation.shape.parameters * simulation.shape.bytes_each / GIB
     if simulation.world.transport == "broadcast":
         return constants.broadcast_start_s + size / constants.broadcast_gibs
-    return size / constants.push_gibs + size / constants.pull_gibs + size / constants.load_gibs
+    push = size / constants.push_gibs / simulation.training.push_streams
+    return push + size / constants.pull_gibs + size / constants.load_gibs
 
 
 def _by_class(simulation: Simulation) -> dict[str, list[FleetConfig]]:

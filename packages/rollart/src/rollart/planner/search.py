@@ -27,6 +27,7 @@ from rollart.simulate.summary import Summary, summarize
 
 _NODE = 8
 _PARALLEL = (1, 2, 4, 8)
+_WIDTHS = 2
 _CONTEXTS = 2
 """Whole contexts that an engine must have room for."""
 
@@ -143,20 +144,38 @@ def given_candidate(simulation: Simulation) -> Candidate:
 
 
 def candidates(given: Simulation, gpus: Mapping[str, int], alphas: Sequence[float]) -> Iterator[Candidate]:
-    """Splits by whole nodes around the closed form's share, affinities in order of advantage, and redundancy."""
+    """Splits by whole nodes, engines of as few devices as hold the model or twice as many, affinities in order of
+    advantage, prefill apart, and redundancy.
+    """
     catalog = given.catalog
     trains = max(gpus, key=lambda name: catalog.device(name).tflops)
     groups = given.config.buffer.batch_groups
     for share in range(_NODE, gpus[trains], _NODE):
-        generation = {name: count - (share if name == trains else 0) for name, count in gpus.items()}
-        parts = tuple(_part(given, name, count) for name, count in generation.items() if count)
-        if any(part is None for part in parts):
-            continue
-        fleet = tuple(part for part in parts if part is not None)
-        for affinity, alpha in itertools.product(affinities(given, fleet), alphas):
-            base = Candidate(fleet, Part(trains, share), affinity, alpha)
-            yield base
-            yield replace(base, spare_groups=max(1, groups // 16))
+        training = Part(trains, share)
+        left = {name: count - (share if name == trains else 0) for name, count in gpus.items()}
+        choices = [_parts(given, name, count) for name, count in left.items() if count]
+        for fleet in itertools.product(*choices):
+            for affinity, alpha in itertools.product(affinities(given, fleet), alphas):
+                base = Candidate(fleet, training, affinity, alpha)
+                yield base
+                yield replace(base, spare_groups=max(1, groups // 16))
+            for cut in prefill_apart(given, fleet):
+                for alpha in alphas:
+                    yield Candidate(cut, training, (), alpha)
+
+
+def prefill_apart(given: Simulation, fleet: Sequence[Part]) -> Iterator[tuple[Part, ...]]:
+    """The same devices with the contexts computed by some of them: by the class that is better at it, or by a quarter
+    or half of the nodes of the only one.
+    """
+    if len(fleet) > 1:
+        first = max(fleet, key=lambda part: given.catalog.device(part.hardware).tflops)
+        yield tuple(replace(part, role="prefill" if part is first else "decode") for part in fleet)
+        return
+    for part, fraction in itertools.product(fleet, (0.25, 0.5)):
+        taken = round(part.gpus * fraction / _NODE) * _NODE
+        if 0 < taken < part.gpus:
+            yield replace(part, gpus=taken, role="prefill"), replace(part, gpus=part.gpus - taken, role="decode")
 
 
 def affinities(given: Simulation, fleet: Sequence[Part]) -> list[tuple[tuple[str, str], ...]]:
@@ -195,11 +214,14 @@ def _spent(given: Simulation, fleet: Sequence[Part], hardware: str, task: str) -
     return engine_seconds(speed, demand, 16.0)[0]
 
 
-def _part(given: Simulation, hardware: str, gpus: int) -> Part | None:
-    """The fewest devices an engine that hold the model and some contexts; None when the class cannot."""
+def _parts(given: Simulation, hardware: str, gpus: int) -> list[Part]:
+    """Engines of the fewest devices that hold the model and some contexts, and of twice as many; none when the class
+    cannot.
+    """
     context = given.config.generation.max_model_len
+    found: list[Part] = []
     for parallel in _PARALLEL:
-        if gpus % parallel:
+        if gpus % parallel or len(found) == _WIDTHS:
             continue
         speed = speed_of(given, FleetConfig(hardware=hardware, gpus=gpus, tensor_parallel=parallel))
         try:
@@ -207,8 +229,8 @@ def _part(given: Simulation, hardware: str, gpus: int) -> Part | None:
         except ValueError:
             continue
         if room >= _CONTEXTS * context:
-            return Part(hardware, gpus, parallel)
-    return None
+            found.append(Part(hardware, gpus, parallel))
+    return found
 
 
 def _spread(ranked: Sequence[Candidate], width: int) -> list[Candidate]:

@@ -141,8 +141,10 @@ def _engines(simulation: Simulation, fleet: FleetConfig, nodes: list[Node]) -> l
     stored = simulation.world.transport == "store"
     if stored:
         update_s = weights / (constants.load_gibs * GIB)
-    else:
+    elif fleet.hardware == simulation.training.hardware:
         update_s = constants.broadcast_start_s + weights / (constants.broadcast_gibs * GIB)
+    else:  # each class is a cluster of its own, and between clusters there is Ethernet
+        update_s = weights / (constants.pull_gibs * GIB)
     speed = speed_of(simulation, fleet)
     try:
         _ = speed.capacity
@@ -171,7 +173,8 @@ def _engines(simulation: Simulation, fleet: FleetConfig, nodes: list[Node]) -> l
 def _push(simulation: Simulation) -> Link | None:
     if simulation.world.transport != "store":
         return None
-    return Link(inf, simulation.catalog.calibration.push_gibs * GIB)
+    rate = simulation.training.push_streams * simulation.catalog.calibration.push_gibs * GIB
+    return Link(inf, rate)
 
 
 def trainer_rates(simulation: Simulation) -> Rates:
@@ -183,7 +186,10 @@ def trainer_rates(simulation: Simulation) -> Rates:
         parallel = simulation.fleets[0].tensor_parallel
         swap = swap_seconds(simulation.shape, training.gpus, parallel, hardware.host_gbs * 1e9)
     flops = training.gpus * hardware.tflops * 1e12 * constants.training
-    return Rates(flops=flops, swap_s=swap, step_s=training.step_s)
+    step_s = training.step_s
+    if step_s is None:
+        step_s = constants.training_s if simulation.world.model else 0.0
+    return Rates(flops=flops, swap_s=swap, step_s=step_s)
 
 
 def _trainer(simulation: Simulation, push: Link | None) -> SimTrainer:

@@ -76,6 +76,7 @@ class Calibration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     memory: float
     overhead_s: float
     training: float
+    training_s: float
     push_gibs: float
     pull_gibs: float
     load_gibs: float
