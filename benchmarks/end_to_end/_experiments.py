@@ -11,30 +11,32 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import msgspec
 from _paper import (
     AGENTIC,
+    ALFWORLD,
+    MODELS,
     PARALLEL,
     SWE,
     TO_H20,
-    Measured,
     Row,
     beside,
     changed,
     fleet,
+    gain_of,
     h800,
     measure,
-    rounds_seconds,
+    normal_latency,
+    parts_of,
     setup,
 )
 
-from rollart.simulate.catalog import builtin
-from rollart.simulate.spread import Spread
+from rollart.planner.search import Search
 
 Experiment = Callable[[bool], Iterator[Row]]
 MODES = ("sync", "sync_plus", "one_off", "areal", "rollart")
 BATCH, ENVIRONMENTS = 512, 128
-BASE = {"RLVR": ("rlvr-base", 30720, 1)}
+QUICK = 4
+"""Iterations of a quick run: the first two fill empty queues, and the last commits twice."""
 MATH = {"GEM-math": AGENTIC["GEM-math"]}
 
 
@@ -48,7 +50,7 @@ def calibration(quick: bool) -> Iterator[Row]:
     yield beside("fitted: step, the same", "s", whole.step_s, 365.7, "memory and overhead")
     yield beside("held out: rollout with resets, the same", "s", whole.rollout_s, 281.2)
     for task, published, note in (
-        ("FrozenLake", 0.53, "fitted, as far as one constant can: compute"),
+        ("FrozenLake", 0.53, "fitted: compute, and the length of moves"),
         ("GEM-math", (1 / 0.79, 1 / 0.49), "held out"),
     ):
         times = [
@@ -97,11 +99,11 @@ def main(model: str, quick: bool) -> Iterator[Row]:
         ("rollart", "areal"): (1.22, 1.36),
         ("rollart", "sync"): (2.65, 4.58),
     }
-    runs = {mode: measure(mode_setup(model, mode, 4 if quick else 6)) for mode in MODES}
+    runs = {mode: measure(mode_setup(model, mode, QUICK if quick else 6)) for mode in MODES}
     for mode, run in runs.items():
-        yield beside(f"{model} {mode}: step time", "s", run.step_s, None, _parts(run))
+        yield beside(f"{model} {mode}: step time", "s", run.step_s, None, parts_of(run))
     for (better, worse), value in published.items():
-        yield beside(f"{model} throughput, {better} over {worse}", "x", _gain(runs[better], runs[worse]), value)
+        yield beside(f"{model} throughput, {better} over {worse}", "x", gain_of(runs[better], runs[worse]), value)
     if model == "32B":
         for mode, ratio in (("sync_plus", 2.05), ("one_off", 1.35), ("areal", 1.31)):
             yield beside(
@@ -112,7 +114,7 @@ def main(model: str, quick: bool) -> Iterator[Row]:
 def scaling(quick: bool) -> Iterator[Row]:
     """RollArt over Sync+ on 64, 96 and 128 H800, 14B, no affinity."""
     for gpus in (64,) if quick else (64, 96, 128):
-        n = 5 if quick else 6
+        n = QUICK if quick else 6
         plus = setup(
             "14B", "sync_plus", [fleet("H800", gpus, 2)], h800(gpus, shared=True), AGENTIC, groups=64, iterations=n
         )
@@ -128,7 +130,7 @@ def scaling(quick: bool) -> Iterator[Row]:
             transport="store",
         )
         both = [measure(changed(tree, rollout__concurrency=ENVIRONMENTS)) for tree in (plus, ours)]
-        yield beside(f"14B on {gpus} H800, rollart over sync_plus", "x", _gain(both[1], both[0]), (1.33, 2.08))
+        yield beside(f"14B on {gpus} H800, rollart over sync_plus", "x", gain_of(both[1], both[0]), (1.33, 2.08))
 
 
 def affinity(quick: bool) -> Iterator[Row]:
@@ -149,14 +151,14 @@ def affinity(quick: bool) -> Iterator[Row]:
                 h800(32),
                 profiles,
                 groups=64,
-                iterations=5 if quick else 6,
+                iterations=QUICK if quick else 6,
                 alpha=1.0,
                 transport="store",
                 affinity=moved,
             )
             runs[name] = measure(changed(tree, rollout__concurrency=ENVIRONMENTS))
-        yield beside(f"{model} mixed over H20 only", "x", _gain(runs["mixed"], runs["H20 only"]), (1.30, 1.68))
-        yield beside(f"{model} mixed over H800 only", "x", _gain(runs["mixed"], runs["H800 only"]), (1.12, 1.37))
+        yield beside(f"{model} mixed over H20 only", "x", gain_of(runs["mixed"], runs["H20 only"]), (1.30, 1.68))
+        yield beside(f"{model} mixed over H800 only", "x", gain_of(runs["mixed"], runs["H800 only"]), (1.12, 1.37))
 
 
 def latency(quick: bool) -> Iterator[Row]:
@@ -167,10 +169,8 @@ def latency(quick: bool) -> Iterator[Row]:
         runs = [
             measure(
                 changed(
-                    setup(
-                        "8B", mode, [fleet("H800", 16)], h800(16), {"ALFWorld": _ALFWORLD}, groups=16, iterations=4
-                    ),
-                    simulate__tasks__ALFWorld=_normal_latency(10.0, sigma),
+                    setup("8B", mode, [fleet("H800", 16)], h800(16), {"ALFWorld": ALFWORLD}, groups=16, iterations=4),
+                    simulate__tasks__ALFWorld=normal_latency(10.0, sigma),
                 )
             )
             for mode in ("sync_plus", "sync")
@@ -183,37 +183,12 @@ def latency(quick: bool) -> Iterator[Row]:
         )
 
 
-def environment_level(quick: bool) -> Iterator[Row]:
-    """The same of ROLL Flash, batch 512."""
-    cases = (
-        ((10, 1, 1.16), (10, 10, 2.46)) if quick else ((10, 1, 1.16), (10, 7, 2.12), (10, 10, 2.46), (50, 5, 1.20))
-    )
-    for mean, sigma, published in cases:
-        runs = [
-            measure(
-                changed(
-                    setup(
-                        "8B", mode, [fleet("H800", 32)], h800(32), {"ALFWorld": _ALFWORLD}, groups=64, iterations=3
-                    ),
-                    simulate__tasks__ALFWorld=_normal_latency(mean, sigma),
-                )
-            )
-            for mode in ("sync_plus", "sync")
-        ]
-        yield beside(
-            f"ROLL Flash, 512 environments, latency N({mean}, {sigma}): asynchronous over batched",
-            "x",
-            runs[1].rollout_s / runs[0].rollout_s,
-            published,
-        )
-
-
 def alphas(quick: bool) -> Iterator[Row]:
     """The best of alpha 2, 4, 6 over alpha 1."""
     for model, published in (("8B", 1.22), ("14B", 1.17), ("32B", 1.14))[: 1 if quick else 3]:
         runs = {}
         for alpha in (1.0, 2.0) if quick else (1.0, 2.0, 4.0, 6.0):
-            tree = mode_setup(model, "rollart", 5 if quick else 6)
+            tree = mode_setup(model, "rollart", QUICK if quick else 6)
             runs[alpha] = measure(changed(tree, buffer__alpha=alpha))
         best = max(run.summary.tokens_per_s for run in runs.values()) / runs[1.0].summary.tokens_per_s
         words = ", ".join(f"alpha {alpha:g}: {run.step_s:.0f} s" for alpha, run in runs.items())
@@ -241,7 +216,7 @@ def weights(quick: bool) -> Iterator[Row]:
             naive = measure(changed(mode_setup(model, "rollart", 6), simulate__transport="broadcast"))
             ours = measure(mode_setup(model, "rollart", 6))
             yield beside(
-                f"{model} asynchronous transfer over broadcast, end to end", "x", _gain(ours, naive), (1.10, 1.16)
+                f"{model} asynchronous transfer over broadcast, end to end", "x", gain_of(ours, naive), (1.10, 1.16)
             )
 
 
@@ -254,18 +229,6 @@ def redundancy(quick: bool) -> Iterator[Row]:
     for (size, groups), value in list(published.items())[:: 3 if quick else 1]:
         run = measure(changed(base, buffer__spare_members=size - 8, buffer__spare_groups=groups - 32))
         yield beside(f"8B GEM-math, {groups} groups of {size} for 32 of 8", "x", plain / run.rollout_s, value)
-
-
-def flash_redundancy(quick: bool) -> Iterator[Row]:
-    """ROLL Flash's: 256 rollouts in environments of N(10, 5) s a turn."""
-    base = changed(
-        setup("8B", "sync_plus", [fleet("H800", 16)], h800(16), {"ALFWorld": _ALFWORLD}, groups=32, iterations=5),
-        simulate__tasks__ALFWorld=_normal_latency(10.0, 5.0),
-    )
-    plain = measure(base).rollout_s
-    for size, groups, value in ((12, 36, 5.45), (11, 36, 5.24), (9, 36, 3.10))[: 1 if quick else 3]:
-        run = measure(changed(base, buffer__spare_members=size - 8, buffer__spare_groups=groups - 32))
-        yield beside(f"ROLL Flash, {groups} x {size} environments for 32 x 8", "x", plain / run.rollout_s, value)
 
 
 def disaggregation(quick: bool) -> Iterator[Row]:
@@ -315,80 +278,6 @@ def serverless(quick: bool) -> Iterator[Row]:
     yield beside("rollout, 4 + 4 GPUs over 8 and functions", "x", runs[0].rollout_s / runs[1].rollout_s, 158 / 77)
 
 
-def flash_scaling(quick: bool) -> Iterator[Row]:
-    """ROLL Flash: RLVR on 16 to 128 GPUs, half of them training; 256 prompts of 16, scaled down to an eighth."""
-    for name, published, over in (("rlvr-think", 7.6, (2.12, 2.24)), ("rlvr-base", None, (1.53, 2.24))):
-        profiles = {"RLVR": (name, 30720, 1)}
-        runs: dict[tuple[str, int], Measured] = {}
-        for gpus in (4, 16) if quick else (2, 4, 8, 16):
-            half = gpus // 2
-            for mode, alpha in (("sync_plus", 0.0), ("rollart", 2.0)):
-                shared = mode == "sync_plus"
-                tree = setup(
-                    "8B",
-                    mode,
-                    [fleet("H800", gpus if shared else half)],
-                    h800(gpus if shared else half, shared=shared),
-                    profiles,
-                    groups=32,
-                    size=16,
-                    iterations=5,
-                    alpha=alpha,
-                )
-                runs[mode, gpus] = measure(tree)
-        least = min(gpus for _, gpus in runs)
-        speedup = _gain(runs["rollart", 16], runs["rollart", least])
-        if published and not quick:
-            yield beside(f"{name}: asynchronous, 8 times the GPUs", "x", speedup, published)
-        most = max(_gain(runs["rollart", gpus], runs["sync_plus", gpus]) for _, gpus in runs)
-        yield beside(f"{name}: asynchronous over synchronous at most", "x", most, over)
-
-
-def replication(quick: bool) -> Iterator[Row]:
-    """ROLL Flash: members of a group as independent requests, over a group as one request to one engine."""
-    cases = ((32, 16, 116 / 89), (64, 16, 149 / 81), (16, 32, 162 / 83), (16, 64, 1.84))
-    for groups, size, published in cases[1:2] if quick else cases:
-        base = setup("8B", "sync_plus", [fleet("H800", 8)], h800(8), BASE, groups=groups, size=size, iterations=4)
-        runs = [measure(changed(base, simulate__placement=how)) for how in ("group", "trajectory")]
-        yield beside(f"prompt replication, {groups} x {size}", "x", runs[0].rollout_s / runs[1].rollout_s, published)
-
-
-def queue_scheduling(quick: bool) -> Iterator[Row]:
-    """ROLL Flash: batches of 8 prompts x 8 with dynamic filtering. Rounds of 8 prompts, each waited for, until 8 are
-    kept; or 8 prompts and 16 more under way at once, each replaced the moment it is filtered.
-    """
-    batches = 3 if quick else 10
-    tree = setup("8B", "sync_plus", [fleet("H800", 8)], h800(8), BASE, groups=8, iterations=batches + 3)
-    profile = msgspec.to_builtins(msgspec.structs.replace(builtin().profile("rlvr-base"), uniform=0.6))
-    filtered = changed(tree, buffer__drop_uniform=True, simulate__tasks={"RLVR": profile})
-    queued = measure(changed(filtered, buffer__spare_groups=16)).rollout_s
-    ratio = rounds_seconds(filtered, wanted=8, batches=batches) / queued
-    yield beside("queue scheduling with filtering, over rounds", "x", ratio, 125 / 37, f"{queued:.0f} s a batch")
-
-
-def best_alpha(quick: bool) -> Iterator[Row]:
-    """The alpha beyond which less than 3 % is gained: by length, batch and model size."""
-
-    def knee(profile: str, groups: int, model: str) -> float:
-        steps = {}
-        for alpha in (0.0, 1.0, 2.0, 4.0):
-            tree = setup(
-                model, "rollart", [fleet("H800", 8, PARALLEL[model])], h800(8), {"RLVR": (profile, 30720, 1)},
-                groups=groups, iterations=6, alpha=alpha,
-            )  # fmt: skip
-            steps[alpha] = measure(tree).step_s
-        best = min(steps.values())
-        return next(alpha for alpha, step in steps.items() if step <= 1.03 * best)
-
-    yield beside("best alpha, mean length 2k", "alpha", knee("rlvr-base", 16, "8B"), None, "rises with length")
-    yield beside("best alpha, mean length 11k", "alpha", knee("rlvr-think", 16, "8B"), None, "rises with length")
-    if not quick:
-        yield beside(
-            "best alpha, 11k, batch four times", "alpha", knee("rlvr-think", 64, "8B"), None, "falls with batch"
-        )
-        yield beside("best alpha, 11k, 14B", "alpha", knee("rlvr-think", 16, "14B"), None, "flat in model size")
-
-
 def production(iterations: int, share: float = 1 / 6, groups: int = 256, **changes: Any) -> dict[str, Any]:
     """The paper's production run: over 3,000 GPUs, one in six of which trains, alpha 1, a large mixture of experts,
     prompts to 12k and responses to 46k; tasks of 1 to 48 turns. Each of the trainer's nodes pushes its part of the
@@ -413,10 +302,10 @@ def production(iterations: int, share: float = 1 / 6, groups: int = 256, **chang
 
 def faults(quick: bool) -> Iterator[Row]:
     """The production run with lost nodes, slow links and an environment storm; then with another split."""
-    n, groups = (3, 64) if quick else (5, 256)
+    n, groups = (3, 32) if quick else (5, 256)
     plain = measure(production(n, groups=groups))
     waits = plain.summary.parts.get("get_batch", 0.0) / plain.step_s
-    yield beside("3,008 GPUs, 1 : 5: get_batch waits, part of a step", "%", 100 * waits, (0.0, 62.0), _parts(plain))
+    yield beside("3,008 GPUs, 1 : 5: get_batch waits, part of a step", "%", 100 * waits, (0.0, 62.0), parts_of(plain))
     cases = {
         "4 nodes lost": {"kind": "node", "count": 4},
         "links at a tenth": {"kind": "link", "factor": 0.1},
@@ -435,6 +324,25 @@ def faults(quick: bool) -> Iterator[Row]:
     yield beside("3,008 GPUs, best split over 1 : 5", "x", plain.step_s / splits[best], 1.66, words)
 
 
+def planned(quick: bool) -> Iterator[Row]:
+    """What the planner makes of the main experiment's devices, beside the paper's use of them: equal cost."""
+    if quick:
+        return
+    for model in MODELS:
+        plan = Search(mode_setup(model, "rollart"), width=8, rounds=(5, 7)).plan([{"H800": 96, "H20": 32}], keep=2)
+        best, start = plan.best[0], plan.start
+        assert start is not None
+        gain = start.summary.step_s / best.summary.step_s
+        yield beside(
+            f"{model} planned over the paper's setting", "x", gain, None, f"aim 1.15; {best.candidate.words}"
+        )
+        before = start
+        for name, after in plan.steps:
+            gain = before.summary.step_s / after.summary.step_s
+            yield beside(f"{model} of which {name}", "x", gain, None, f"{after.summary.step_s:.0f} s a step")
+            before = after
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     "calibration": calibration,
     "main_8B": partial(main, "8B"),
@@ -443,33 +351,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     "scaling": scaling,
     "affinity": affinity,
     "latency": latency,
-    "environment_level": environment_level,
     "alphas": alphas,
     "weights": weights,
     "redundancy": redundancy,
-    "flash_redundancy": flash_redundancy,
     "disaggregation": disaggregation,
     "serverless": serverless,
-    "flash_scaling": flash_scaling,
-    "replication": replication,
-    "queue_scheduling": queue_scheduling,
-    "best_alpha": best_alpha,
+    "planned": planned,
     "faults": faults,
 }
-
-_ALFWORLD = ("alfworld", 4096, 30)
-
-
-def _normal_latency(mean: float, sigma: float) -> dict[str, Any]:
-    """ALFWorld with turns that take so long."""
-    slow = Spread(mean=mean, std=sigma, shape="normal")
-    tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(builtin().profile("alfworld"), step_s=slow))
-    return tree
-
-
-def _gain(better: Measured, worse: Measured) -> float:
-    return better.summary.tokens_per_s / worse.summary.tokens_per_s
-
-
-def _parts(run: Measured) -> str:
-    return ", ".join(f"{name} {value:.0f}" for name, value in run.summary.parts.items() if value >= 0.5)

@@ -19,9 +19,11 @@ from llmproxy import LLMProxy
 from rollart.policy import TokenPolicy
 from rollart.runtime.folder import RunFolder
 from rollart.simulate.build import make_world
+from rollart.simulate.catalog import builtin
 from rollart.simulate.clock import VirtualLoop
 from rollart.simulate.config import make_simulation
 from rollart.simulate.run import Simulated, simulate
+from rollart.simulate.spread import Spread
 from rollart.simulate.summary import Summary, summarize
 
 MODELS = {"8B": "qwen3-8b", "14B": "qwen3-14b", "32B": "qwen3-32b"}
@@ -32,6 +34,7 @@ AGENTIC = {
     "GEM-math": ("gem-math", 16384, 5),
     "GEM-game": ("gem-game", 16384, 1),
 }
+ALFWORLD = ("alfworld", 4096, 30)
 SWE = {"SWE": ("swe-bench", 2048, 50)}
 TO_H20 = {"default": "H800", "GEM-math": "H20", "GEM-game": "H20"}
 
@@ -185,3 +188,18 @@ def fleet(hardware: str, gpus: int, parallel: int = 1, role: str = "both") -> di
 
 def h800(gpus: int, *, shared: bool = False) -> dict[str, Any]:
     return {"hardware": "H800", "gpus": gpus, "shared": shared}
+
+
+def normal_latency(mean: float, sigma: float) -> dict[str, Any]:
+    """ALFWorld with turns that take so long."""
+    slow = Spread(mean=mean, std=sigma, shape="normal")
+    tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(builtin().profile("alfworld"), step_s=slow))
+    return tree
+
+
+def gain_of(better: Measured, worse: Measured) -> float:
+    return better.summary.tokens_per_s / worse.summary.tokens_per_s
+
+
+def parts_of(run: Measured) -> str:
+    return ", ".join(f"{name} {value:.0f}" for name, value in run.summary.parts.items() if value >= 0.5)

@@ -19,10 +19,12 @@ import time
 from pathlib import Path
 
 import msgspec
-from _experiments import EXPERIMENTS
+from _experiments import EXPERIMENTS as ROLLART
+from _flash import FLASH
 from _paper import Row
 from _plots import draw
 
+EXPERIMENTS = ROLLART | FLASH
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "paper.json"
 
 

@@ -51,7 +51,7 @@ def test_engines_of_several_widths_and_contexts_computed_apart_are_tried() -> No
     found = list(candidates(make_simulation(TREE), GPUS, (1.0,)))
     widths = {part.tensor_parallel for one in found for part in one.generation}
     roles = {tuple(part.role for part in one.generation) for one in found}
-    assert widths == {1, 2} and roles == {("both", "both"), ("prefill", "decode")}
+    assert widths == {1, 2, 4} and roles == {("both", "both"), ("prefill", "decode")}
     alone = [one for one in candidates(make_simulation(TREE), {"H800": 40}, (1.0,)) if len(one.generation) == 2]
     cuts = {tuple((part.role, part.gpus) for part in one.generation) for one in alone}
     assert (("prefill", 8), ("decode", 24)) in cuts and (("prefill", 16), ("decode", 16)) in cuts

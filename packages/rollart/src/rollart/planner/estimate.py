@@ -116,7 +116,8 @@ def estimate(simulation: Simulation) -> Estimate:
         for name, demand in demands.items():
             if fleets[0].role == "decode":
                 demand = replace(demand, computed=0.0)
-            each, alone = engine_seconds(speed, demand, max(1.0, together))
+            each, _ = engine_seconds(speed, demand, max(1.0, alive / engines))  # all wait for the busiest class
+            _, alone = engine_seconds(speed, demand, max(1.0, together))
             taken = share[name] * weights[name] / total
             spent += simulation.batch * taken * each
             latency += taken * alone * rounds

@@ -27,7 +27,7 @@ from rollart.simulate.summary import Summary, summarize
 
 _NODE = 8
 _PARALLEL = (1, 2, 4, 8)
-_WIDTHS = 2
+_WIDTHS = 3
 _CONTEXTS = 2
 """Whole contexts that an engine must have room for."""
 
@@ -144,7 +144,7 @@ def given_candidate(simulation: Simulation) -> Candidate:
 
 
 def candidates(given: Simulation, gpus: Mapping[str, int], alphas: Sequence[float]) -> Iterator[Candidate]:
-    """Splits by whole nodes, engines of as few devices as hold the model or twice as many, affinities in order of
+    """Splits by whole nodes, engines of as few devices as hold the model or more, affinities in order of
     advantage, prefill apart, and redundancy.
     """
     catalog = given.catalog
@@ -215,8 +215,8 @@ def _spent(given: Simulation, fleet: Sequence[Part], hardware: str, task: str) -
 
 
 def _parts(given: Simulation, hardware: str, gpus: int) -> list[Part]:
-    """Engines of the fewest devices that hold the model and some contexts, and of twice as many; none when the class
-    cannot.
+    """Engines of the fewest devices that hold the model and some contexts, of twice and four times as many; none
+    when the class cannot.
     """
     context = given.config.generation.max_model_len
     found: list[Part] = []

@@ -1,0 +1,145 @@
+"""The experiments of ROLL Flash, one function each, giving rows of our value beside the published one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+from _paper import (
+    ALFWORLD,
+    PARALLEL,
+    Measured,
+    Row,
+    beside,
+    changed,
+    fleet,
+    gain_of,
+    h800,
+    measure,
+    normal_latency,
+    rounds_seconds,
+    setup,
+)
+
+from rollart.simulate.catalog import builtin
+
+BASE = {"RLVR": ("rlvr-base", 30720, 1)}
+
+
+def environment_level(quick: bool) -> Iterator[Row]:
+    """The same of ROLL Flash, batch 512."""
+    cases = (
+        ((10, 1, 1.16), (10, 10, 2.46)) if quick else ((10, 1, 1.16), (10, 7, 2.12), (10, 10, 2.46), (50, 5, 1.20))
+    )
+    for mean, sigma, published in cases:
+        runs = [
+            measure(
+                changed(
+                    setup("8B", mode, [fleet("H800", 32)], h800(32), {"ALFWorld": ALFWORLD}, groups=64, iterations=3),
+                    simulate__tasks__ALFWorld=normal_latency(mean, sigma),
+                )
+            )
+            for mode in ("sync_plus", "sync")
+        ]
+        yield beside(
+            f"ROLL Flash, 512 environments, latency N({mean}, {sigma}): asynchronous over batched",
+            "x",
+            runs[1].rollout_s / runs[0].rollout_s,
+            published,
+        )
+
+
+def flash_redundancy(quick: bool) -> Iterator[Row]:
+    """ROLL Flash's: 256 rollouts in environments of N(10, 5) s a turn."""
+    base = changed(
+        setup("8B", "sync_plus", [fleet("H800", 16)], h800(16), {"ALFWorld": ALFWORLD}, groups=32, iterations=5),
+        simulate__tasks__ALFWorld=normal_latency(10.0, 5.0),
+    )
+    plain = measure(base).rollout_s
+    for size, groups, value in ((12, 36, 5.45), (11, 36, 5.24), (9, 36, 3.10))[: 1 if quick else 3]:
+        run = measure(changed(base, buffer__spare_members=size - 8, buffer__spare_groups=groups - 32))
+        yield beside(f"ROLL Flash, {groups} x {size} environments for 32 x 8", "x", plain / run.rollout_s, value)
+
+
+def flash_scaling(quick: bool) -> Iterator[Row]:
+    """ROLL Flash: RLVR on 16 to 128 GPUs, half of them training; 256 prompts of 16, scaled down to an eighth."""
+    for name, published, over in (("rlvr-think", 7.6, (2.12, 2.24)), ("rlvr-base", None, (1.53, 2.24))):
+        profiles = {"RLVR": (name, 30720, 1)}
+        runs: dict[tuple[str, int], Measured] = {}
+        for gpus in (4, 16) if quick else (2, 4, 8, 16):
+            half = gpus // 2
+            for mode, alpha in (("sync_plus", 0.0), ("rollart", 2.0)):
+                shared = mode == "sync_plus"
+                tree = setup(
+                    "8B",
+                    mode,
+                    [fleet("H800", gpus if shared else half)],
+                    h800(gpus if shared else half, shared=shared),
+                    profiles,
+                    groups=32,
+                    size=16,
+                    iterations=5,
+                    alpha=alpha,
+                )
+                runs[mode, gpus] = measure(tree)
+        least = min(gpus for _, gpus in runs)
+        speedup = gain_of(runs["rollart", 16], runs["rollart", least])
+        if published and not quick:
+            yield beside(f"{name}: asynchronous, 8 times the GPUs", "x", speedup, published)
+        most = max(gain_of(runs["rollart", gpus], runs["sync_plus", gpus]) for _, gpus in runs)
+        yield beside(f"{name}: asynchronous over synchronous at most", "x", most, over)
+
+
+def replication(quick: bool) -> Iterator[Row]:
+    """ROLL Flash: members of a group as independent requests, over a group as one request to one engine."""
+    cases = ((32, 16, 116 / 89), (64, 16, 149 / 81), (16, 32, 162 / 83), (16, 64, 1.84))
+    for groups, size, published in cases[1:2] if quick else cases:
+        base = setup("8B", "sync_plus", [fleet("H800", 8)], h800(8), BASE, groups=groups, size=size, iterations=4)
+        runs = [measure(changed(base, simulate__placement=how)) for how in ("group", "trajectory")]
+        yield beside(f"prompt replication, {groups} x {size}", "x", runs[0].rollout_s / runs[1].rollout_s, published)
+
+
+def queue_scheduling(quick: bool) -> Iterator[Row]:
+    """ROLL Flash: batches of 8 prompts x 8 with dynamic filtering. Rounds of 8 prompts, each waited for, until 8 are
+    kept; or 8 prompts and 16 more under way at once, each replaced the moment it is filtered.
+    """
+    batches = 3 if quick else 10
+    tree = setup("8B", "sync_plus", [fleet("H800", 8)], h800(8), BASE, groups=8, iterations=batches + 3)
+    profile = msgspec.to_builtins(msgspec.structs.replace(builtin().profile("rlvr-base"), uniform=0.6))
+    filtered = changed(tree, buffer__drop_uniform=True, simulate__tasks={"RLVR": profile})
+    queued = measure(changed(filtered, buffer__spare_groups=16)).rollout_s
+    ratio = rounds_seconds(filtered, wanted=8, batches=batches) / queued
+    yield beside("queue scheduling with filtering, over rounds", "x", ratio, 125 / 37, f"{queued:.0f} s a batch")
+
+
+def best_alpha(quick: bool) -> Iterator[Row]:
+    """The alpha beyond which less than 3 % is gained: by length, batch and model size."""
+
+    def knee(profile: str, groups: int, model: str) -> float:
+        steps = {}
+        for alpha in (0.0, 1.0, 2.0, 4.0):
+            tree = setup(
+                model, "rollart", [fleet("H800", 8, PARALLEL[model])], h800(8), {"RLVR": (profile, 30720, 1)},
+                groups=groups, iterations=6, alpha=alpha,
+            )  # fmt: skip
+            steps[alpha] = measure(tree).step_s
+        best = min(steps.values())
+        return next(alpha for alpha, step in steps.items() if step <= 1.03 * best)
+
+    yield beside("best alpha, mean length 2k", "alpha", knee("rlvr-base", 16, "8B"), None, "rises with length")
+    yield beside("best alpha, mean length 11k", "alpha", knee("rlvr-think", 16, "8B"), None, "rises with length")
+    if not quick:
+        yield beside(
+            "best alpha, 11k, batch four times", "alpha", knee("rlvr-think", 64, "8B"), None, "falls with batch"
+        )
+        yield beside("best alpha, 11k, 14B", "alpha", knee("rlvr-think", 16, "14B"), None, "flat in model size")
+
+
+FLASH: dict[str, Callable[[bool], Iterator[Row]]] = {
+    "environment_level": environment_level,
+    "flash_redundancy": flash_redundancy,
+    "flash_scaling": flash_scaling,
+    "replication": replication,
+    "queue_scheduling": queue_scheduling,
+    "best_alpha": best_alpha,
+}
