@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rollart.cli.main import main
-from rollart.cli.plan import parse_gpus
+from rollart.cli.plan import parse_classes, parse_gpus
 from rollart.errors import ConfigError
 from rollart.planner.candidate import Candidate, Part, steps_between
 from rollart.planner.estimate import estimate
@@ -100,6 +100,16 @@ def test_budgets_are_spent_and_not_passed() -> None:
     catalog = builtin()
     for fleet in fleets_within(catalog, ["H800", "H20"], 300.0):
         assert 285 <= sum(catalog.device(name).cost * count for name, count in fleet.items()) <= 300
+
+
+def test_a_budget_is_spent_on_the_classes_that_are_named(tmp_path: Path) -> None:
+    config, out = tmp_path / "given.yaml", tmp_path / "planned.yaml"
+    config.write_text(yaml.safe_dump(TREE))
+    words = ["plan", str(config), "--cost", "62", "--classes", "h800,h20", "--out", str(out), "--quick"]
+    assert main(words) == 0
+    assert 0.95 * 62 <= load_simulation(out).cost <= 62
+    with pytest.raises(ConfigError, match="give some of"):
+        parse_classes("h900", builtin().hardware)
 
 
 def test_devices_are_written_as_class_and_count() -> None:

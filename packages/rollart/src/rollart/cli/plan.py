@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     tree = read_tree(arguments.config, arguments.overrides)
     given = make_simulation(tree)
     if arguments.cost is not None:
-        classes = arguments.classes.split(",") if arguments.classes else list(given.gpus)
+        classes = parse_classes(arguments.classes, given.catalog.hardware) if arguments.classes else list(given.gpus)
         fleets = fleets_within(given.catalog, classes, arguments.cost)
     else:
         fleets = [parse_gpus(arguments.gpus, given.catalog.hardware)]
@@ -40,6 +40,15 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.out.write_text(yaml.safe_dump(best, sort_keys=False, allow_unicode=True), encoding="utf-8")
     console.print(f"written: {arguments.out}  (try it: rollart simulate {arguments.out})", soft_wrap=True)
     return 0
+
+
+def parse_classes(text: str, known: Mapping[str, Any]) -> list[str]:
+    """`h800,h20` as classes. Raises ConfigError."""
+    names = {name.lower(): name for name in known}
+    for name in text.split(","):
+        if name.strip().lower() not in names:
+            raise ConfigError("--classes", name, f"give some of {', '.join(known)}")
+    return [names[name.strip().lower()] for name in text.split(",")]
 
 
 def parse_gpus(text: str, known: Mapping[str, Any]) -> dict[str, int]:
