@@ -25,6 +25,12 @@ def test_parameters_are_those_of_the_model(tmp_path: Path, hidden: int, layers: 
         assert tiny_parameters(load_config(overrides=shape)) == stored
 
 
+@pytest.mark.parametrize("recipe", ["frozenlake", "gem_math", "gem_game", "shop", "textworld", "swe", "mixture"])
+def test_every_recipe_has_a_plan(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(EXAMPLE.with_name(f"{recipe}.yaml")), "--dry-run"]) == 0
+    assert "GiB in all" in capsys.readouterr().out
+
+
 def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(EXAMPLE), "--dry-run", f"run.folder={tmp_path}", "buffer.spare_groups=3"]) == 0
     text = capsys.readouterr().out
