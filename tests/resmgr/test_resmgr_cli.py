@@ -88,6 +88,9 @@ async def test_watch_prints_again_when_something_happens(place, busy):
         task = asyncio.create_task(busy.bind(Request("late", prefer=["H800"])))
         await read_until(out, r"late +H800")
         await task
+        await place.raw("DEL", "events")
+        await busy.bind(Request("later", prefer=["H20"]), timeout=0)
+        await read_until(out, r"later +H20")
 
 
 async def test_serve_answers_scrapes(place, busy):

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from resmgr.errors import ResmgrError, StoreMismatch, StoreUnavailable
+from resmgr.errors import EventsLost, ResmgrError, StoreMismatch, StoreUnavailable
 from resmgr.events import watch
 from resmgr.manager import ResourceManager
 from resmgr.metrics import MetricsServer
@@ -89,12 +89,13 @@ async def _status(options: argparse.Namespace) -> None:
     async with _store(options) as store:
         status = await _read(store)
         _show(status, options)
-        if options.watch:
-            async for event in watch(store, status.position):
-                if event.id > status.position:  # one table shows a whole burst
-                    status = await _read(store)
-                    print()
-                    _show(status, options)
+        while options.watch:
+            with contextlib.suppress(EventsLost):  # more has happened than is kept: the table shows what came of it
+                async with contextlib.aclosing(watch(store, status.position)) as events:
+                    await anext(events)
+            status = await _read(store)
+            print()
+            _show(status, options)
 
 
 async def _serve(options: argparse.Namespace) -> None:

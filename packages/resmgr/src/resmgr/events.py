@@ -3,7 +3,7 @@
 Tests: `test_resmgr_events.py`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from resmgr import wire
 from resmgr.refusals import events_lost
@@ -11,7 +11,7 @@ from resmgr.store import Store
 from resmgr.values import Event
 
 
-async def watch(store: Store, since: int | None) -> AsyncIterator[Event]:
+async def watch(store: Store, since: int | None) -> AsyncGenerator[Event, None]:
     """Yields events after id `since`, or from now on; `EventsLost` where the next one is no longer kept."""
     last = await _position(store, since)
     async for entries in store.follow("events", f"0-{last}"):
