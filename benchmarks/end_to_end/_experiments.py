@@ -14,7 +14,6 @@ from typing import Any
 from _paper import (
     AGENTIC,
     ALFWORLD,
-    MODELS,
     PARALLEL,
     SWE,
     TO_H20,
@@ -328,13 +327,19 @@ def planned(quick: bool) -> Iterator[Row]:
     """What the planner makes of the main experiment's devices, beside the paper's use of them: equal cost."""
     if quick:
         return
-    for model in MODELS:
-        plan = Search(mode_setup(model, "rollart"), width=8, rounds=(5, 7)).plan([{"H800": 96, "H20": 32}], keep=2)
+    for model in ("8B", "32B"):
+        plan = Search(mode_setup(model, "rollart"), width=7, rounds=(4, 6)).plan([{"H800": 96, "H20": 32}], keep=2)
         best, start = plan.best[0], plan.start
         assert start is not None
         gain = start.summary.step_s / best.summary.step_s
         yield beside(
             f"{model} planned over the paper's setting", "x", gain, None, f"aim 1.15; {best.candidate.words}"
+        )
+        nodes = {"hardware": "H800", "gpus": 32, "push_streams": 4}
+        pushed = measure(changed(mode_setup(model, "rollart", 6), simulate__training=nodes))
+        gain = measure(mode_setup(model, "rollart", 6)).step_s / pushed.step_s
+        yield beside(
+            f"{model} the paper's setting, each trainer node pushing its part", "x", gain, None, parts_of(pushed)
         )
         before = start
         for name, after in plan.steps:

@@ -55,6 +55,21 @@ def test_a_fitted_world_predicts_settings_that_it_has_not_seen(tmp_path: Path) -
     assert predicted.step_s == pytest.approx(truth.step_s, rel=0.25)
 
 
+def test_cores_that_engines_and_trainer_share_are_noticed(tmp_path: Path) -> None:
+    """Fitted beside a trainer, a world also tells how long a mode takes in which nothing runs beside it."""
+    lake = ROOT / "examples" / "frozenlake.yaml"
+    shared = yaml.safe_dump({"hardware": "cpu", "gpus": 8, "crowding": 2.0}, default_flow_style=True).strip()
+    words = [*LESS, f"simulate.training={shared}"]
+    alone = ["run.mode=sync_plus", "buffer.alpha=0"]
+    run(tmp_path / "real", words, lake)
+    truth = run(tmp_path / "other", [*words, *alone], lake)
+    tree = calibrate(tmp_path / "real")
+    assert tree["simulate"]["training"]["crowding"] == pytest.approx(2.0, rel=0.15)
+    fitted = tmp_path / "fitted.yaml"
+    fitted.write_text(yaml.safe_dump(tree))
+    assert run(tmp_path / "predicted", alone, fitted).step_s == pytest.approx(truth.step_s, rel=0.25)
+
+
 def test_the_command_writes_the_world_beside_the_run(tmp_path: Path) -> None:
     run(tmp_path / "real", [*LESS, "run.iterations=5"], ROOT / "examples" / "frozenlake.yaml")
     assert main(["simulate", "--calibrate", str(tmp_path / "real"), "run.iterations=3"]) == 0

@@ -63,6 +63,20 @@ def test_an_interrupted_generation_makes_what_is_left_of_its_reply() -> None:
     assert virtual(run()) == 50
 
 
+def test_a_crowded_engine_is_slower_for_as_long_as_that_lasts() -> None:
+    async def run(crowded_s: float) -> float:
+        subject = engine("gen-0", Node(0, Link(), 1.0))
+        going = asyncio.create_task(subject.generate(GenerateRequest("t", Blank(1000, 500), 500, request_id="r")))
+        await asyncio.sleep(1.0)
+        subject.crowd(2.0)
+        await asyncio.sleep(crowded_s)
+        subject.crowd(1.0)
+        await going
+        return asyncio.get_running_loop().time()
+
+    assert virtual(run(2.0)) == pytest.approx(virtual(run(0.0)) + 1.0, abs=1e-3)
+
+
 def test_engines_of_a_node_share_the_pull() -> None:
     async def run() -> float:
         node = Node(0, Link(stream=10.0), 100.0)

@@ -202,6 +202,10 @@ class Engine:
             self._plan = None
             self._handle(event)
 
+    def repace(self) -> None:
+        """From now on steps take what the speed says now."""
+        self._pace = self._plan = None
+
     @property
     def resident(self) -> float:
         """Tokens held by decoding sequences."""

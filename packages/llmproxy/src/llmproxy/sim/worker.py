@@ -202,6 +202,12 @@ class SimWorker:
             self._engine.paused = self._was_paused
             self._schedule()
 
+    def repace(self) -> None:
+        """The speed that it was given says other times from now on."""
+        self._advance()
+        self._engine.repace()
+        self._schedule()
+
     # -- inside -------------------------------------------------------------------------------------
 
     @property

@@ -20,6 +20,7 @@ from llmproxy.fleet import Fleet, Slot
 from llmproxy.sim import Roofline
 from rollart.config.tasks import EnvConfig
 from rollart.errors import ConfigError
+from rollart.pipeline.modes import MODES
 from rollart.runtime.parts import Parts
 from rollart.runtime.setting import Setting
 from rollart.simulate.blank import Blank
@@ -110,7 +111,7 @@ def make_world(simulation: Simulation) -> World:
         simulation,
         engines,
         nodes,
-        _trainer(simulation, push),
+        _trainer(simulation, push, engines),
         weather,
         rewards,
         push,
@@ -189,13 +190,20 @@ def trainer_rates(simulation: Simulation) -> Rates:
     step_s = training.step_s
     if step_s is None:
         step_s = constants.training_s if simulation.world.model else 0.0
-    return Rates(flops=flops, swap_s=swap, step_s=step_s)
+    crowding = training.crowding if MODES[simulation.config.run.mode].overlap else 1.0
+    return Rates(flops=flops / crowding, swap_s=swap, step_s=step_s * crowding)
 
 
-def _trainer(simulation: Simulation, push: Link | None) -> SimTrainer:
+def _trainer(simulation: Simulation, push: Link | None, engines: list[Generator]) -> SimTrainer:
     training = simulation.training
     passes = Passes(training.reference, training.proximal, training.recompute)
-    return SimTrainer(simulation.shape, trainer_rates(simulation), passes, push)
+
+    def working(works: bool) -> None:
+        if training.crowding > 1:
+            for engine in engines:
+                engine.crowd(training.crowding if works else 1.0)
+
+    return SimTrainer(simulation.shape, trainer_rates(simulation), passes, push, working)
 
 
 def _task(simulation: Simulation, name: str, weather: Weather, rewards: Rewards) -> ProfileTask:

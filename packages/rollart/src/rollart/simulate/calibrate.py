@@ -1,6 +1,7 @@
 """A simulated world fitted to a real run: what its trace and metrics say about engines, environments and trainer.
 
 Engines: a turn among n others takes `a + b n` seconds; `a` is launching its two steps, `b` the work on its tokens.
+Where engines and trainer share cores, both are slower while both work: by as much as turns during train steps are.
 Trainer: a train step takes `c + d tokens`. Weights: the three costs that are measured apart, as rates. Environments:
 how many turns, how long, how often rewards of a group are all equal. What is fitted is written as a section
 `simulate`, to be read and changed like any other (tests/rollart/test_rollart_simulate_calibrate.py).
@@ -11,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from math import inf
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
@@ -25,12 +27,15 @@ from rollart.config.tasks import FrozenLakeConfig
 from rollart.errors import ConfigError, RunMissing
 from rollart.observe.metrics import Row, read_metrics
 from rollart.observe.trace import ITERATIONS, Event, read_trace
+from rollart.pipeline.modes import MODES
 from rollart.simulate.catalog import GIB
 from rollart.simulate.config import make_simulation
 from rollart.simulate.trainer import Passes
 
 # The first iteration starts engines' graphs and fills queues.
 _SKIPPED = 1
+_ENOUGH = 50
+"""Turns without which a median says little."""
 
 
 class Line(Struct, frozen=True):
@@ -103,7 +108,8 @@ def calibrate(run: Path) -> dict[str, Any]:
     profile = _profile(config, rows, spans)
     tokens = profile["observation"]["mean"] + profile["response"]["mean"]
     parameters = bare.shape.parameters
-    turn = fit_line(list(_turns(spans)))
+    crowding = _crowding(spans) if MODES[config.run.mode].overlap else 1.0
+    turn = fit_line(list(_turns(spans, crowding)))
     train = between_halves([(float(row["trained_tokens"] or 0), float(row["time/train"] or 0)) for row in rows])
     rate = 2 * parameters * tokens / max(turn.slope, 1e-9)
     work = Passes(False, False, False).count * 2 * parameters * tokens / profile["response"]["mean"]
@@ -118,7 +124,8 @@ def calibrate(run: Path) -> dict[str, Any]:
             "reference": False,
             "proximal": False,
             "recompute": False,
-            "step_s": train.start + between,
+            "step_s": (train.start + between) / crowding,
+            "crowding": crowding,
         },
         "generation": [{"hardware": "fitted", "gpus": config.generation.workers}],
         "hardware": {
@@ -137,7 +144,7 @@ def calibrate(run: Path) -> dict[str, Any]:
         "calibration": {
             "compute": 1.0,
             "memory": 1.0,
-            "training": work / max(train.slope, 1e-9) / rate,
+            "training": crowding * work / max(train.slope, 1e-9) / rate,
             "push_gibs": size / _mean(rows, "push_s"),
             "pull_gibs": size / _mean(rows, "pull_accumulated_s"),
             "load_gibs": size / _mean(rows, "pull_exposed_s"),
@@ -147,31 +154,66 @@ def calibrate(run: Path) -> dict[str, Any]:
     return tree
 
 
-def _turns(spans: Spans) -> Iterable[tuple[float, float]]:
-    """For each number of turns at once, in tens: that number, and how long a turn took there in the median.
+class _Turn(Struct, frozen=True):
+    """How many ran at once, in tens, how long it took, and the part of it that the trainer worked beside it."""
 
-    Turns that an update or an evaluation fell into are left out: they waited.
+    tens: int
+    seconds: float
+    crowded: float
+
+
+def _turns(spans: Spans, crowding: float) -> Iterable[tuple[float, float]]:
+    """For each number of turns at once, in tens: that number, and how long a turn took there in the median, were the
+    trainer not there.
     """
+    took: dict[int, list[float]] = defaultdict(list)
+    for turn in _timed(spans):
+        took[turn.tens].append(turn.seconds / (1 + (crowding - 1) * turn.crowded))
+    for tens, each in took.items():
+        if len(each) >= _ENOUGH:
+            yield from [(10 * tens + 5.0, median(each))] * len(each)
+
+
+def _crowding(spans: Spans) -> float:
+    """How many times as long turns take while the trainer works: the median over equal numbers of turns at once."""
+    beside: dict[int, list[float]] = defaultdict(list)
+    alone: dict[int, list[float]] = defaultdict(list)
+    for turn in _timed(spans):
+        if turn.crowded in (0.0, 1.0):
+            (beside if turn.crowded else alone)[turn.tens].append(turn.seconds)
+    both = [tens for tens in beside if min(len(beside[tens]), len(alone[tens])) >= _ENOUGH]
+    return max(1.0, median(median(beside[tens]) / median(alone[tens]) for tens in both)) if both else 1.0
+
+
+def _timed(spans: Spans) -> Iterable[_Turn]:
+    """The turns that no update or evaluation fell into: those waited."""
     first = spans.by_resource[ITERATIONS][_SKIPPED - 1][2]
-    pauses = [
+    pauses = sorted(
         (start, end)
         for resource in ("controller", "commit")
         for name, start, end, _ in spans.by_resource.get(resource, [])
         if name in ("suspend", "update", "resume", "probe", "eval")
-    ]
-    pauses.sort()
+    )
     begins = [start for start, _ in pauses]
-    took: dict[int, list[float]] = defaultdict(list)
+    trains = sorted((start, end) for name, start, end, _ in spans.by_resource.get("train", []) if name == "train")
     for engine in spans.of("gen"):
         starts, ends = sorted(span[1] for span in engine), sorted(span[2] for span in engine)
         for _, start, end, _ in engine:
             before = bisect_right(begins, end) - 1
-            if start >= first and (before < 0 or pauses[before][1] <= start):
+            if start >= first and end > start and (before < 0 or pauses[before][1] <= start):
                 at_once = bisect_right(starts, start) - bisect_left(ends, start)
-                took[at_once // 10].append(end - start)
-    for tens, each in took.items():
-        if len(each) >= 50:
-            yield from [(10 * tens + 5.0, median(each))] * len(each)
+                yield _Turn(at_once // 10, end - start, _covered(trains, start, end) / (end - start))
+
+
+def _covered(spans: Sequence[tuple[float, float]], start: float, end: float) -> float:
+    """Seconds between start and end that lie in one of these spans, which are sorted and apart."""
+    covered = 0.0
+    for index in range(bisect_right(spans, (start, inf)) - 1, len(spans)):
+        if index >= 0:
+            if spans[index][0] >= end:
+                break
+            covered += max(0.0, min(end, spans[index][1]) - max(start, spans[index][0]))
+    return covered
 
 
 def _profile(config: Config, rows: list[Row], spans: Spans) -> dict[str, Any]:

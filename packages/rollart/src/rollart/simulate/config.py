@@ -59,6 +59,8 @@ class TrainingConfig(_Section, frozen=True):
     """Activations are computed again for the gradient, as 32k contexts need."""
     step_s: Annotated[float, Meta(ge=0)] | None = None
     """Seconds of a train step that do not depend on its batch; not given, the calibrated ones."""
+    crowding: Annotated[float, Meta(ge=1)] = 1.0
+    """How many times as long engines and trainer take while both work, where they share the cores of a machine."""
     push_streams: Count = 1
     """How many ranks push their parts of the weights into the store at the same time."""
 

@@ -12,6 +12,7 @@ from math import inf
 from llmproxy import GenerateRequest, GenerateResult, Partial
 from llmproxy.sim import Roofline, SimWorker
 from llmproxy.sim.engine import Job
+from llmproxy.sim.speed import Pace
 from llmproxy.values import Handoff, Span, extend_partial
 from llmproxy.worker import Role
 from rollart.simulate.blank import Blank
@@ -60,6 +61,20 @@ class Node:
         await asyncio.shield(task)
 
 
+class Crowded:
+    """The speed of an engine on a machine whose cores others take too: all steps take `factor` times as long."""
+
+    def __init__(self, speed: Roofline) -> None:
+        self.factor = 1.0
+        self.capacity, self.batch, self.together = speed.capacity, speed.batch, speed.together
+        self.transfer = speed.transfer
+        self._speed = speed
+
+    def pace(self, decoding: int, prefilling: float, depth: float) -> Pace:
+        pace = self._speed.pace(decoding, prefilling, depth)
+        return Pace(self.factor * pace.base, self.factor * pace.slope, pace.chunk)
+
+
 class Generator(SimWorker):
     """One engine: `gpus` devices of a node."""
 
@@ -78,6 +93,7 @@ class Generator(SimWorker):
     ) -> None:
         """`pulls` says that versions come through the node's link; else they are broadcast in an update.
         Without `probed`, requests that are no trajectory's turn are answered at once."""
+        self._crowded = Crowded(speed)
         super().__init__(
             id,
             hardware=speed.device.name,
@@ -86,7 +102,7 @@ class Generator(SimWorker):
             cache_tokens=inf,
             update_time=update_s,
             length=_length,
-            speed=speed,
+            speed=self._crowded,
         )
         self.gpus = gpus
         self.generations = 0
@@ -94,6 +110,11 @@ class Generator(SimWorker):
         self._pulls = pulls
         self._probed = probed
         self.busy = Busy()
+
+    def crowd(self, factor: float) -> None:
+        """From now on everything takes so many times as long as alone."""
+        self._crowded.factor = factor
+        self.repace()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
         if not self._probed and not isinstance(request.prompt_ids, Blank):

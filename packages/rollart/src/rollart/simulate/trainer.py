@@ -10,7 +10,7 @@ Invariant: the time is the work over `gpus x peak x reachable part`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -79,8 +79,15 @@ def swap_seconds(shape: Shape, gpus: int, tensor_parallel: int, host_bytes_s: fl
 class SimTrainer:
     """Stands where the trainer stands. Its log-probabilities are what simulated engines say: minus the position."""
 
-    def __init__(self, shape: Shape, rates: Rates, passes: Passes, push: Link | None) -> None:
-        """`push` is None where weights are broadcast."""
+    def __init__(
+        self,
+        shape: Shape,
+        rates: Rates,
+        passes: Passes,
+        push: Link | None,
+        working: Callable[[bool], None] = lambda working: None,
+    ) -> None:
+        """`push` is None where weights are broadcast; `working` is told when a train step begins and ends."""
         self.version = 0
         self.busy = Busy()
         self.trained_tokens = 0
@@ -88,6 +95,7 @@ class SimTrainer:
         self._rates = rates
         self._passes = passes
         self._push = push
+        self._working = working
 
     @property
     def nbytes(self) -> float:
@@ -101,9 +109,11 @@ class SimTrainer:
     async def train_step(self, batch: Batch, step: int) -> Trained:
         lengths = [length for sample in batch.samples for length in sequence_lengths(sample.payload)]
         self.busy.enter()
+        self._working(True)
         try:
             await asyncio.sleep(self.seconds(lengths) + 2 * self._rates.swap_s)
         finally:
+            self._working(False)
             self.busy.leave()
         self.version += 1
         self.trained_tokens += sum(lengths)
