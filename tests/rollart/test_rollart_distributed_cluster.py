@@ -427,6 +427,27 @@ async def test_batches_are_split_by_the_layout_and_collected_once(session: RaySe
         assert await cluster.total([1, 2, 3, 4, 5], scale=10) == [0, 30, 2, 120]
 
 
+async def test_a_method_may_not_have_the_name_of_what_a_cluster_has() -> None:
+    for name in ("start", "role", "size"):
+        taken = type("Taken", (Worker,), {name: register()(lambda self: None)})
+        with pytest.raises(ValueError, match="rename it"):
+            Cluster(taken)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "2", True, None])
+async def test_a_size_is_a_whole_number(size: Any) -> None:
+    with pytest.raises(ValueError, match="must be a whole number, at least 1"):
+        Cluster(Gen, size=size)
+
+
+async def test_of_two_starts_at_once_one_is_refused(session: RaySession) -> None:
+    cluster = Cluster(Sum, role="once")
+    first, second = await asyncio.gather(cluster.start(), cluster.start(), return_exceptions=True)
+    assert first is None and isinstance(second, NotRunning)
+    assert await cluster.total([1, 2]) == [0, 1]
+    await cluster.stop()
+
+
 async def test_object_references_pass_through(session: RaySession) -> None:
     """The driver does not fetch them: as an argument Ray gives the worker the value, inside others the reference."""
     import ray
@@ -434,6 +455,115 @@ async def test_object_references_pass_through(session: RaySession) -> None:
     async with Cluster(Sum, size=2, role="refs") as cluster:
         reference = ray.put(list(range(3)))
         assert await cluster.kind(reference, [reference]) == [("list", "ObjectRef")] * 2
+
+
+def broken(how: str) -> int:
+    if how == "forks":
+        child = os.fork()
+        return os.waitpid(child, 0)[1] if child else 7
+    raise {"cancelled": asyncio.CancelledError, "interrupted": KeyboardInterrupt, "closed": GeneratorExit}[how]
+
+
+class Loop(Worker):
+    """Both kinds of methods."""
+
+    @register("round_robin")
+    async def breaks(self, how: str) -> int:
+        return broken(how)
+
+    @register("round_robin")
+    def breaks_beside(self, how: str) -> int:
+        return broken(how)
+
+
+async def test_what_methods_raise_in_place_of_errors_is_an_error(session: RaySession) -> None:
+    """It neither cancels nor interrupts the caller, and costs the worker nothing. A forked child gives no answer."""
+    async with Cluster(Steps, role="steps") as plain, Cluster(Loop, role="loop") as loop:
+        for method in (plain.breaks, loop.breaks, loop.breaks_beside):
+            for how, name in (("cancelled", "CancelledError"), ("closed", "GeneratorExit")):
+                with pytest.raises(RemoteError, match=name) as caught:
+                    await method(how)
+                assert caught.value.original is None
+        with pytest.raises(RemoteError, match="KeyboardInterrupt"):
+            await plain.breaks("interrupted")
+        async with asyncio.timeout(20):
+            for method in (plain.breaks, loop.breaks, loop.breaks_beside):
+                assert await method("forks") == 0
+        assert plain.stats().up == loop.stats().up == 1
+
+
+class Steps(Worker):
+    """Plain methods only."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    @register("round_robin")
+    def step(self, method: str, gate: str = "") -> str:
+        """Waits until the file `gate` is there."""
+        Path(f"{gate}.begun").touch() if gate else None
+        while gate and not os.path.exists(gate):
+            time.sleep(0.005)
+        self.done.append(method)
+        return method
+
+    @register("round_robin")
+    def all_done(self) -> list[str]:
+        return self.done
+
+    @register("round_robin")
+    def fail(self) -> None:
+        raise Computed(7, where="here")
+
+    @register("round_robin")
+    def breaks(self, how: str) -> int:
+        return broken(how)
+
+
+async def test_a_plain_worker_takes_calls_in_order_and_forgets_those_cancelled(
+    session: RaySession, tmp_path: Path
+) -> None:
+    import ray
+
+    async with Cluster(Steps, role="steps") as cluster:
+        member, gate = cluster.members[0], tmp_path / "gate"
+        first = cluster.step(method="a", gate=str(gate))
+        async with asyncio.timeout(30):
+            while not gate.with_suffix(".begun").exists():  # noqa: ASYNC110 - a file of another process
+                await asyncio.sleep(0.005)
+        gone = asyncio.ensure_future(cluster.step(method="gone"))
+        await asyncio.sleep(0)
+        gone.cancel()  # before it has left
+        second, forgotten, third = cluster.step(method="b"), member.submit("step", "c"), cluster.step(method="d")
+        waits = asyncio.ensure_future(member.wait(forgotten, "step"))
+        await asyncio.sleep(0)
+        waits.cancel()
+        await asyncio.wait([waits])
+        await asyncio.sleep(0.5)  # Ray tells the worker of it in its own time, and nobody of that
+        gate.touch()
+        with pytest.raises(ray.exceptions.TaskCancelledError):
+            await forgotten
+        async with asyncio.timeout(20):
+            assert [await first, await second, await third] == ["a", "b", "d"]
+        assert await cluster.all_done() == ["a", "b", "d"]
+
+
+async def test_a_plain_workers_errors_and_death_are_those_of_any(session: RaySession, tmp_path: Path) -> None:
+    options = ActorOptions(logs=tmp_path, restarts=1)
+    async with Cluster(Steps, role="plain", options=options) as cluster:
+        with pytest.raises(RemoteError, match="raise Computed") as caught:
+            await cluster.fail()
+        assert caught.value.original.code == 7  # type: ignore[union-attr]
+        busy = asyncio.ensure_future(cluster.step("a", str(tmp_path / "never")))
+        first = cluster.members[0].pid
+        os.kill(first, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            with pytest.raises(WorkerDied):
+                await busy
+            await cluster.members[0].settled.wait()
+            assert await cluster.step("b") == "b" and cluster.members[0].pid != first
+            os.kill(cluster.members[0].pid, signal.SIGKILL)
+            assert (await cluster.died).worker == "plain-0"
 
 
 class Half(Worker):

@@ -127,6 +127,26 @@ async def test_what_no_class_can_hold_any_more_dies_by_name(rm: ResourceManager)
             await cluster.where()
 
 
+async def test_offers_are_followed_past_a_gap_in_the_events(rm: ResourceManager) -> None:
+    await rm.register(pool("n0"), replace=True)
+    taken = await rm.bind(gang(1), timeout=0)
+    options = ActorOptions(follow_offers=True)
+    async with Cluster(Killable, rm, 1, role="gen", request=gang(1, "H20"), options=options) as cluster:
+        assert await cluster.where() == ["m0"]
+        await rm._store._redis.delete("{resmgr}:events")
+        await rm.release(taken)
+        assert await until_moved(cluster, 0, "m0") == "n0"
+        assert not cluster.died.done()
+
+
+async def test_a_manager_that_is_closed_first_has_given_all_back(session: RaySession, tmp_path: Path) -> None:
+    rm = await ResourceManager.connect(f"embedded:{tmp_path}")
+    await rm.register(pool("n0"))
+    async with Cluster(Killable, rm, 1, role="gen", request=gang(1)) as cluster:
+        assert await cluster.where() == ["n0"]
+        await rm.close()
+
+
 async def test_an_offer_is_followed_when_the_calls_under_way_have_ended(rm: ResourceManager) -> None:
     await rm.register(pool("n0"), replace=True)
     taken = await rm.bind(gang(1), timeout=0)

@@ -42,7 +42,7 @@ def test_decorators_mark_and_leave_the_function_as_it_is() -> None:
         (lambda: register_serverless("not a name", "https://x"), "must be the name of an attribute"),
         (lambda: register_serverless("judge", "file:///x"), "must begin with http"),
         (lambda: affinity_of(Gen.helper), "Gen.helper is not decorated with hw_mapping"),
-        (lambda: Cluster(Gen, size=0), "size=0 must be at least 1"),
+        (lambda: Cluster(Gen, size=0), "size=0 must be a whole number, at least 1"),
         (lambda: Cluster(type("Bad", (Worker,), {"stop": Gen.generate})), "Bad.stop has the name"),
     ],
 )

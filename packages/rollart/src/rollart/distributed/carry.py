@@ -24,9 +24,11 @@ class Carried(Exception):
         return restored(self.pickled) if self.pickled else None
 
 
-def carried(error: Exception) -> Carried:
+def carried(error: BaseException) -> Carried:
+    """Those that are no Exception are told, and not raised elsewhere: there they would say something else."""
     line = "".join(traceback.format_exception_only(error)).strip()
-    return Carried(line, "".join(traceback.format_exception(error)), packed(error))
+    itself = packed(error) if isinstance(error, Exception) else b""
+    return Carried(line, "".join(traceback.format_exception(error)), itself)
 
 
 def packed(error: Exception) -> bytes:

@@ -61,8 +61,8 @@ class Cluster:
         options: ActorOptions | None = None,
         **init: Any,
     ) -> None:
-        if size < 1:
-            raise ValueError(f"size={size} must be at least 1")
+        if type(size) is not int or size < 1:
+            raise ValueError(f"size={size!r} must be a whole number, at least 1")
         self.worker_cls = worker_cls
         self.size = size
         self.role = role or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", worker_cls.__name__).lower()
@@ -75,6 +75,7 @@ class Cluster:
         self._members: list[Member] = []
         self._failover: Failover | None = None
         self._fallbacks: dict[str, list[str]] = {}
+        self._starting = False
         self._turn = 0
         self._calls = 0
         self._fell_back = 0
@@ -109,11 +110,12 @@ class Cluster:
         """Bind the resources, start the workers and set them up."""
         import ray
 
-        if self._members:
+        if self._members or self._starting:
             raise NotRunning(f"the cluster {self.role} has been started already")
         if not ray.is_initialized():
             raise NotRunning(f"the cluster {self.role} needs Ray; start a RaySession first")
         self._died = asyncio.get_running_loop().create_future()
+        self._starting = True
         try:
             placed = await self._bind()
             self._members = [self._member(rank, seat) for rank, seat in enumerate(placed)]
@@ -123,6 +125,8 @@ class Cluster:
         except BaseException:
             await self.stop()
             raise
+        finally:
+            self._starting = False
 
     async def stop(self) -> None:
         """Close the workers, end their processes and release the resources."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from resmgr import ResmgrError, StaleBinding
+from resmgr import Closed, EventsLost, ResmgrError, StaleBinding, StoreUnavailable
 from rollart.distributed.errors import WorkerDied
 from rollart.distributed.member import ActorOptions, Member
 from rollart.distributed.placement import Resources, Seat, seats_of
@@ -65,8 +65,10 @@ class Failover:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        for binding in list(self._bindings.values()):
-            await self._return(binding)
+        ends = await asyncio.gather(*map(self._return, list(self._bindings.values())), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
 
     async def elsewhere(self, member: Member) -> Seat | None:
         """Another resource for a worker that could not be kept alive where it is; None when there is none.
@@ -117,7 +119,7 @@ class Failover:
     async def _return(self, binding: Any) -> None:
         try:
             await self._resources.release(binding)
-        except StaleBinding as error:
+        except (StaleBinding, Closed) as error:  # a resource manager that is closed has given all back
             log.info("nothing to give back: %s", error)
         self._forget(binding.id)
 
@@ -158,11 +160,19 @@ class Failover:
         await asyncio.gather(*(member.move(seat, drain) for member, seat in zip(moving, free, strict=True)))
 
     async def _follow_offers(self) -> None:
-        """Waits for `move_offered`; takes what is offered, and moves the workers when their calls have ended."""
-        async for event in self._resources.watch():
-            if event.kind == "move_offered" and event.binding in self._bindings:
-                async with self._one_at_a_time:
-                    await self._move_back(event.binding)
+        """Waits for `move_offered`; takes what is offered, and moves the workers when their calls have ended.
+
+        An offer that is missed, with the store or its events, comes again.
+        """
+        while True:
+            try:
+                async for event in self._resources.watch():
+                    if event.kind == "move_offered" and event.binding in self._bindings:
+                        async with self._one_at_a_time:
+                            await self._move_back(event.binding)
+                return
+            except (EventsLost, StoreUnavailable) as error:
+                log.warning("offers are missed: %s", error)
 
     async def _move_back(self, binding: str) -> None:
         old = self._bindings.get(binding)

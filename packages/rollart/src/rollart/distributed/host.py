@@ -95,10 +95,10 @@ class Host:
         try:
             if inspect.iscoroutinefunction(function):
                 return await function()
-            result = await asyncio.get_running_loop().run_in_executor(self._thread, function)
+            result = await asyncio.get_running_loop().run_in_executor(self._thread, _in_this_process, function)
             return await result if inspect.isawaitable(result) else result
-        except Exception as error:
-            raise carried(error) from None
+        except BaseException as error:
+            raise _told(error) from None
 
 
 class PlainHost:
@@ -133,10 +133,10 @@ class PlainHost:
     def _run(self, function: Callable[[], Any]) -> Any:
         """What a plain function gives may be awaitable, too."""
         try:
-            result = function()
+            result = _in_this_process(function)
             return self._awaited(result) if inspect.isawaitable(result) else result
-        except Exception as error:
-            raise carried(error) from None
+        except BaseException as error:
+            raise _told(error) from None
 
     def _awaited(self, result: Awaitable[Any]) -> Any:
         if self._loop is None:
@@ -169,7 +169,9 @@ def actor_of(worker_cls: type[Worker], concurrency: int) -> Any:
     import ray
 
     if is_plain(worker_cls):
-        return ray.remote(concurrency_groups={WATCHING: 1})(host_of(worker_cls))
+        # In order, Ray waits for the number of a call that was cancelled before it left, and gives up after 30 s.
+        options = {"concurrency_groups": {WATCHING: 1}, "allow_out_of_order_execution": True}
+        return ray.remote(**options)(host_of(worker_cls))
     return ray.remote(max_concurrency=concurrency)(host_of(worker_cls))
 
 
@@ -190,25 +192,64 @@ def _serving(name: str, threaded: bool) -> Callable[..., Any]:
         return await self.call(name, *args, **kwargs)
 
     async def direct(self: Host, *args: Any, **kwargs: Any) -> Any:
+        own = os.getpid()
         with self.counted():
             try:
                 result = getattr(self._worker, name)(*args, **kwargs)
                 return await result if inspect.isawaitable(result) else result
-            except Exception as error:
-                raise carried(error) from None
+            except BaseException as error:
+                raise _told(error) from None
+            finally:
+                _only_in(own)
 
     return beside if threaded else direct
 
 
 def _serving_plain(name: str) -> Callable[..., Any]:
     def call(self: PlainHost, *args: Any, **kwargs: Any) -> Any:
+        own = os.getpid()
         try:
             result = getattr(self._worker, name)(*args, **kwargs)
             return self._awaited(result) if inspect.isawaitable(result) else result
-        except Exception as error:
-            raise carried(error) from None
+        except BaseException as error:
+            raise _told(error) from None
+        finally:
+            _only_in(own)
 
     return call
+
+
+def _in_this_process(function: Callable[[], Any]) -> Any:
+    own = os.getpid()
+    try:
+        return function()
+    finally:
+        _only_in(own)
+
+
+def _only_in(process: int) -> None:
+    """A child that a method forked, and that came back from it, ends here: its parent gives the answer."""
+    if os.getpid() != process:
+        os._exit(0)
+
+
+def _told(error: BaseException) -> BaseException:
+    """What is raised in place of an error: the cancellation of the call itself and the end of the process pass, all
+    else travels as an error of the method, a cancellation from within it too.
+    """
+    if isinstance(error, SystemExit):
+        return error
+    if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+        return error
+    return carried(error)
+
+
+def _is_cancelled() -> bool:
+    """Whether this call is; plain workers have no tasks, and their calls cannot be."""
+    if asyncio._get_running_loop() is None:
+        return False
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _made(worker_cls: type[Worker], info: WorkerInfo, log: str | None) -> Worker:
