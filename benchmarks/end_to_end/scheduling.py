@@ -42,9 +42,9 @@ from rollart.runtime.beside import beside
 from samplebuffer import Closed, Group, SampleBuffer
 
 ENGINES = 2
-SLOTS = 16
+SLOTS = 8
 """Sequences that an engine runs at once."""
-MEAN, LONGEST = 48, 400
+MEAN, LONGEST = 64, 320
 TEACHES = 0.5
 REWARD_S = 0.2
 PUBLISHED = {"prompt replication": 1.95, "queue scheduling": 3.4}
@@ -64,8 +64,8 @@ def prompts(seed: int, members: int) -> list[Prompt]:
     draw = random.Random(seed)
 
     def prompt() -> Prompt:
-        hard = draw.lognormvariate(-0.32, 0.8)
-        lengths = [max(4, min(LONGEST, round(MEAN * hard * draw.lognormvariate(-0.18, 0.6)))) for _ in range(members)]
+        hard = draw.lognormvariate(-0.5, 1.0)
+        lengths = [max(4, min(LONGEST, round(MEAN * hard * draw.lognormvariate(-0.08, 0.4)))) for _ in range(members)]
         return Prompt([draw.randrange(4, 16) for _ in range(12)], lengths, draw.random() < TEACHES)
 
     return [prompt() for _ in range(256)]
