@@ -55,8 +55,14 @@ def gone(processes: list[psutil.Process], seconds: float = 15) -> bool:
     return all(process.status() == psutil.STATUS_ZOMBIE for process in left)
 
 
+@pytest.fixture(scope="module")
+def earlier() -> list[psutil.Process]:
+    """What other tests of this process have left running, such as multiprocessing's trackers."""
+    return psutil.Process().children(recursive=True)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def session() -> AsyncIterator[RaySession]:
+async def session(earlier: list[psutil.Process]) -> AsyncIterator[RaySession]:
     async with RaySession() as session:
         yield session
 
@@ -115,7 +121,7 @@ async def test_a_session_is_started_once(session: RaySession) -> None:
         await session.start()
 
 
-async def test_stop_leaves_nothing(session: RaySession) -> None:
+async def test_stop_leaves_nothing(session: RaySession, earlier: list[psutil.Process]) -> None:
     """Not even what a killed actor had started in a session of its own."""
     import ray
 
@@ -123,7 +129,7 @@ async def test_stop_leaves_nothing(session: RaySession) -> None:
     exec(ACTOR, names)
     parent = ray.remote(names["Parent"]).options(num_cpus=0.05).remote()
     pid, child = await parent.child.remote()
-    processes = psutil.Process().children(recursive=True)
+    processes = [process for process in psutil.Process().children(recursive=True) if process not in earlier]
     assert child in [process.pid for process in processes]
     os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(10):
