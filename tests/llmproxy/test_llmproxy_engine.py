@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from llmproxy import GenerateRequest, GenerateResult, SimWorker
 from llmproxy.sim import H20, H800, Pace, Roofline, Shape
-from llmproxy.sim.engine import Engine, Job
+from llmproxy.sim.engine import Engine
+from llmproxy.sim.job import Job
 
 SHAPE = Shape(parameters=8.2e9, layers=36, heads=32, kv_heads=8, head_dim=128)
 

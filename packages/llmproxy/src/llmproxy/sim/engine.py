@@ -15,10 +15,9 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from math import inf, sqrt
-from typing import Any, Literal
+from typing import Literal
 
-from llmproxy.values import GenerateRequest, Span
-
+from .job import Job
 from .speed import Pace, Speed
 
 SOON = 1e-6
@@ -27,52 +26,6 @@ _HEADROOM = 16
 """Tokens that each sequence must have room for when one more is admitted, else it would be put back at once."""
 
 Event = Literal["", "end", "prefilled", "full", "arrived"]
-
-
-class Job:
-    """One generation: `made` tokens so far; while it decodes, `joined` is where the step counter stood."""
-
-    __slots__ = (
-        "answer",
-        "base",
-        "cached",
-        "due",
-        "joined",
-        "key",
-        "length",
-        "made",
-        "need",
-        "only_prefill",
-        "request",
-        "serial",
-        "spans",
-    )
-
-    def __init__(self, request: GenerateRequest, length: int, answer: Any, only_prefill: bool = False) -> None:
-        self.request = request
-        self.length = length
-        self.answer = answer
-        self.only_prefill = only_prefill
-        self.need = 0.0
-        self.cached = 0
-        self.made = 0
-        self.joined: float | None = None
-        self.base = 0.0  # tokens held minus where the counter stands, the same for as long as it decodes
-        self.due = 0.0  # tokens its budget still allows, plus where the counter stands
-        self.serial = 0
-        self.key: int | None = None  # its prompt's, when nothing of its trajectory was cached
-        self.spans: list[Span] = []
-
-    @property
-    def held(self) -> int:
-        """Tokens whose keys and values it needs."""
-        before = self.request.resume
-        return len(self.request.prompt_ids) + (len(before.token_ids) if before else 0) + self.made
-
-    def make(self, tokens: int, version: int) -> None:
-        if tokens > 0:
-            self.spans.append(Span(version, self.made, self.made + tokens))
-            self.made += tokens
 
 
 class Engine:

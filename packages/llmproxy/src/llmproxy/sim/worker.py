@@ -23,7 +23,8 @@ from llmproxy.values import (
 )
 from llmproxy.worker import Role
 
-from .engine import SOON, Engine, Job
+from .engine import SOON, Engine
+from .job import Job
 from .speed import Rates, Speed
 
 _TABLE: list[float] = []

@@ -11,7 +11,7 @@ from math import inf
 
 from llmproxy import GenerateRequest, GenerateResult, Partial
 from llmproxy.sim import Roofline, SimWorker
-from llmproxy.sim.engine import Job
+from llmproxy.sim.job import Job
 from llmproxy.sim.speed import Pace
 from llmproxy.values import Handoff, Span, extend_partial
 from llmproxy.worker import Role
