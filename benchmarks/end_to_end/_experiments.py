@@ -325,25 +325,16 @@ def planned(quick: bool) -> Iterator[Row]:
     """What the planner makes of the main experiment's devices, beside the paper's use of them: equal cost."""
     if quick:
         return
-    for model in ("8B",):
-        plan = Search(mode_setup(model, "rollart"), width=4, rounds=(5,)).plan([{"H800": 96, "H20": 32}], keep=2)
-        best, start = plan.best[0], plan.start
-        assert start is not None
-        gain = start.summary.step_s / best.summary.step_s
-        yield beside(
-            f"{model} planned over the paper's setting", "x", gain, None, f"aim 1.15; {best.candidate.words}"
-        )
-        nodes = {"hardware": "H800", "gpus": 32, "push_streams": 4}
-        pushed = measure(changed(mode_setup(model, "rollart", 6), simulate__training=nodes))
-        gain = measure(mode_setup(model, "rollart", 6)).step_s / pushed.step_s
-        yield beside(
-            f"{model} the paper's setting, each trainer node pushing its part", "x", gain, None, parts_of(pushed)
-        )
-        before = start
-        for name, after in plan.steps:
-            gain = before.summary.step_s / after.summary.step_s
-            yield beside(f"{model} of which {name}", "x", gain, None, f"{after.summary.step_s:.0f} s a step")
-            before = after
+    plan = Search(mode_setup("8B", "rollart"), width=4, rounds=(5,)).plan([{"H800": 96, "H20": 32}], keep=2)
+    best, start = plan.best[0], plan.start
+    assert start is not None
+    gain = start.summary.step_s / best.summary.step_s
+    yield beside("8B planned over the paper's setting", "x", gain, None, f"aim 1.15; {best.candidate.words}")
+    before = start
+    for name, after in plan.steps:
+        gain = before.summary.step_s / after.summary.step_s
+        yield beside(f"8B of which {name}", "x", gain, None, f"{after.summary.step_s:.0f} s a step")
+        before = after
 
 
 EXPERIMENTS: dict[str, Experiment] = {

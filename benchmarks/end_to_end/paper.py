@@ -23,8 +23,9 @@ from _experiments import EXPERIMENTS as ROLLART
 from _flash import FLASH
 from _paper import Row
 from _plots import draw
+from _reasons import REASONS
 
-EXPERIMENTS = ROLLART | FLASH
+EXPERIMENTS = ROLLART | REASONS | FLASH
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "paper.json"
 
 
