@@ -3,7 +3,7 @@
 The time is the control plane's own: routing, scheduling, the buffer and the trace are the product's, so what is saved
 here is saved there. Shares come from a profile of a shorter run and are applied to the unprofiled time.
 
-    python benchmarks/end_to_end/simulator_speed.py            128 GPUs; the main experiment; 3,000 GPUs, 20 iterations
+    python benchmarks/end_to_end/simulator_speed.py            128 GPUs; the main experiment; 3,000 GPUs
     python benchmarks/end_to_end/simulator_speed.py --quick    32 GPUs
 """
 
