@@ -7,7 +7,8 @@ from pathlib import Path
 
 from _paper import Row
 
-_ROW, _LEFT, _WIDTH, _TOP = 22, 430, 360, 34
+_ROW, _LEFT, _WIDTH, _RIGHT, _TOP = 22, 510, 360, 130, 34
+_LABEL = 78
 
 
 def draw(rows: list[Row], folder: Path) -> None:
@@ -24,7 +25,7 @@ def draw(rows: list[Row], folder: Path) -> None:
 def _svg(name: str, rows: list[Row]) -> str:
     height = _TOP + _ROW * len(rows) + 8
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 90}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + _RIGHT}" height="{height}" '
         'font-family="sans-serif" font-size="12">',
         f'<text x="8" y="20" font-weight="bold">{escape(name)}: simulated (bar), published (red)</text>',
     ]
@@ -38,13 +39,18 @@ def _bar(row: Row, y: int) -> list[str]:
     ours = row.ours or 0.0
     scale = _WIDTH / max(ours, high)
     left, right = _LEFT + low * scale, _LEFT + high * scale
-    label = escape(f"{row.metric.partition(': ')[2][:66]}, {row.unit}")
+    label = escape(f"{row.metric.partition(': ')[2][:_LABEL]}, {row.unit}")
+    ticks = [
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y + 2}" y2="{y + 18}" stroke="#c22" stroke-width="2"/>'
+        for x in dict.fromkeys((left, right))
+    ]
+    published = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
     return [
         f'<text x="8" y="{y + 14}">{label}</text>',
         f'<rect x="{_LEFT}" y="{y + 3}" width="{ours * scale:.1f}" height="14" fill="#8ab"/>',
         f'<line x1="{left:.1f}" x2="{right:.1f}" y1="{y + 10}" y2="{y + 10}" stroke="#c22" stroke-width="3"/>',
-        f'<line x1="{right:.1f}" x2="{right:.1f}" y1="{y + 2}" y2="{y + 18}" stroke="#c22" stroke-width="2"/>',
-        f'<text x="{_LEFT + _WIDTH + 6}" y="{y + 14}">{ours:.3g} / {escape(row.published or "")}</text>',
+        *ticks,
+        f'<text x="{_LEFT + _WIDTH + 6}" y="{y + 14}">{ours:.3g} / {published}</text>',
     ]
 
 
