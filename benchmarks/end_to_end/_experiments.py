@@ -35,7 +35,9 @@ Experiment = Callable[[bool], Iterator[Row]]
 MODES = ("sync", "sync_plus", "one_off", "areal", "rollart")
 BATCH, ENVIRONMENTS = 512, 128
 QUICK = 3
-"""Iterations of a quick run: the first fills empty queues, and the last commits twice."""
+"""Iterations of a quick run: the first fills empty queues, and the last commits twice. It has half
+the batch and half the environments, so as many trajectories follow one another in each.
+"""
 MATH = {"GEM-math": AGENTIC["GEM-math"]}
 
 
@@ -59,6 +61,18 @@ def calibration(quick: bool) -> Iterator[Row]:
             for name, gpus in (("H800", 2), ("H20", 6))
         ]
         yield beside(f"{task}: time on 2 H800 over time on 6 H20", "ratio", times[0] / times[1], published, note)
+
+
+def sized(tree: dict[str, Any], environments: int, quick: bool) -> dict[str, Any]:
+    """With so many environments, or in a quick run half of them and of the batch."""
+    part = 2 if quick else 1
+    groups = tree["buffer"]["batch_groups"] // part
+    return changed(tree, rollout__concurrency=environments // part, buffer__batch_groups=groups)
+
+
+def main_setup(model: str, mode: str, quick: bool) -> dict[str, Any]:
+    tree = mode_setup(model, mode, QUICK if quick else 6)
+    return sized(tree, tree["rollout"]["concurrency"], quick)
 
 
 def mode_setup(model: str, mode: str, iterations: int = 8) -> dict[str, Any]:
@@ -98,7 +112,7 @@ def main(model: str, quick: bool) -> Iterator[Row]:
         ("rollart", "areal"): (1.22, 1.36),
         ("rollart", "sync"): (2.65, 4.58),
     }
-    runs = {mode: measure(mode_setup(model, mode, QUICK if quick else 6)) for mode in MODES}
+    runs = {mode: measure(main_setup(model, mode, quick)) for mode in MODES}
     for mode, run in runs.items():
         yield beside(f"{model} {mode}: step time", "s", run.step_s, None, parts_of(run))
     for (better, worse), value in published.items():
@@ -128,7 +142,7 @@ def scaling(quick: bool) -> Iterator[Row]:
             alpha=1.0,
             transport="store",
         )
-        both = [measure(changed(tree, rollout__concurrency=ENVIRONMENTS)) for tree in (plus, ours)]
+        both = [measure(sized(tree, ENVIRONMENTS, quick)) for tree in (plus, ours)]
         yield beside(f"14B on {gpus} H800, rollart over sync_plus", "x", gain_of(both[1], both[0]), (1.33, 2.08))
 
 
@@ -155,7 +169,7 @@ def affinity(quick: bool) -> Iterator[Row]:
                 transport="store",
                 affinity=moved,
             )
-            runs[name] = measure(changed(tree, rollout__concurrency=ENVIRONMENTS))
+            runs[name] = measure(sized(tree, ENVIRONMENTS, quick))
         yield beside(f"{model} mixed over H20 only", "x", gain_of(runs["mixed"], runs["H20 only"]), (1.30, 1.68))
         yield beside(f"{model} mixed over H800 only", "x", gain_of(runs["mixed"], runs["H800 only"]), (1.12, 1.37))
 
@@ -185,8 +199,7 @@ def alphas(quick: bool) -> Iterator[Row]:
     for model, published in (("8B", 1.22), ("14B", 1.17), ("32B", 1.14))[: 1 if quick else 3]:
         runs = {}
         for alpha in (1.0, 2.0) if quick else (1.0, 2.0, 4.0, 6.0):
-            tree = mode_setup(model, "rollart", QUICK if quick else 6)
-            runs[alpha] = measure(changed(tree, buffer__alpha=alpha))
+            runs[alpha] = measure(changed(main_setup(model, "rollart", quick), buffer__alpha=alpha))
         best = max(run.summary.tokens_per_s for run in runs.values()) / runs[1.0].summary.tokens_per_s
         words = ", ".join(f"alpha {alpha:g}: {run.step_s:.0f} s" for alpha, run in runs.items())
         yield beside(f"{model} best alpha over alpha 1", "x", best, (1.0, published), words)
