@@ -28,18 +28,20 @@ from weightsync.tensors import Bytes
 # Pulls version 1 onto version 0 and commits it, and dies by SIGKILL before the n-th thing it does; for every n, each
 # in a forked process and a folder of its own, until one survives.
 DOOMED = """
-import asyncio, os, signal, sys
+import asyncio, os, signal, sys, threading
 import numpy as np
 from weightsync import FileStore, Publisher, Subscriber
 
 left = 1 << 30
+one = threading.Lock()  # buckets are read side by side, and a process dies of one of them
 
 def step(name):
     global left
-    left -= 1
-    if left < 0:
-        open(f"{sys.argv[1]}/stages", "a").write(name + " ")
-        os.kill(os.getpid(), signal.SIGKILL)
+    with one:
+        left -= 1
+        if left < 0:
+            open(f"{sys.argv[1]}/stages", "a").write(name + " ")
+            os.kill(os.getpid(), signal.SIGKILL)
 
 class Doomed(FileStore):
     def _get(self, key):
