@@ -51,10 +51,18 @@ def test_engines_of_several_widths_and_contexts_computed_apart_are_tried() -> No
     found = list(candidates(make_simulation(TREE), GPUS, (1.0,)))
     widths = {part.tensor_parallel for one in found for part in one.generation}
     roles = {tuple(part.role for part in one.generation) for one in found}
-    assert widths == {1, 2, 4} and roles == {("both", "both"), ("prefill", "decode")}
+    assert widths == {1, 2, 4} and roles == {("both",), ("both", "both"), ("prefill", "decode")}
     alone = [one for one in candidates(make_simulation(TREE), {"H800": 40}, (1.0,)) if len(one.generation) == 2]
     cuts = {tuple((part.role, part.gpus) for part in one.generation) for one in alone}
     assert (("prefill", 8), ("decode", 24)) in cuts and (("prefill", 16), ("decode", 16)) in cuts
+
+
+def test_a_class_may_train_as_a_whole_while_another_generates() -> None:
+    given = make_simulation(TREE)
+    found = list(candidates(given, {"H800": 8, "H20": 8}, (1.0,)))
+    assert found and {one.training for one in found} == {Part("H800", 8)}
+    assert {part.hardware for one in found for part in one.generation} == {"H20"}
+    assert not list(candidates(given, {"H800": 8}, (1.0,)))
 
 
 def test_environments_that_the_file_counts_stay_as_many() -> None:
@@ -110,6 +118,14 @@ def test_a_budget_is_spent_on_the_classes_that_are_named(tmp_path: Path) -> None
     assert 0.95 * 62 <= load_simulation(out).cost <= 62
     with pytest.raises(ConfigError, match="give some of"):
         parse_classes("h900", builtin().hardware)
+
+
+@pytest.mark.parametrize("cost", ["0", "-5", "1"])
+def test_a_budget_that_buys_nothing_is_told(cost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(TREE), encoding="utf-8")
+    assert main(["plan", str(path), "--cost", cost, "--classes", "h800,h20"]) == 2
+    assert "no pairs of nodes of H800, H20 cost that much" in capsys.readouterr().err
 
 
 def test_devices_are_written_as_class_and_count() -> None:

@@ -25,6 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.cost is not None:
         classes = parse_classes(arguments.classes, given.catalog.hardware) if arguments.classes else list(given.gpus)
         fleets = fleets_within(given.catalog, classes, arguments.cost)
+        if not fleets:
+            reason = f"no pairs of nodes of {', '.join(classes)} cost that much, or up to 5 % less, an hour"
+            raise ConfigError("--cost", arguments.cost, reason)
     else:
         fleets = [parse_gpus(arguments.gpus, given.catalog.hardware)]
     search = Search(

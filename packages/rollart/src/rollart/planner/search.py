@@ -150,7 +150,9 @@ def candidates(given: Simulation, gpus: Mapping[str, int], alphas: Sequence[floa
     catalog = given.catalog
     trains = max(gpus, key=lambda name: catalog.device(name).tflops)
     groups = given.config.buffer.batch_groups
-    for share in range(_NODE, gpus[trains], _NODE):
+    for share in range(_NODE, gpus[trains] + 1, _NODE):
+        if share == sum(gpus.values()):
+            continue  # nothing would generate
         training = Part(trains, share)
         left = {name: count - (share if name == trains else 0) for name, count in gpus.items()}
         choices = [_parts(given, name, count) for name, count in left.items() if count]
@@ -202,7 +204,7 @@ def fleets_within(catalog: Catalog, classes: Sequence[str], budget: float) -> li
     found = []
     for counts in itertools.product(*ranges):
         cost = sum(catalog.device(name).cost * count for name, count in zip(classes, counts, strict=True))
-        if 0.95 * budget <= cost <= budget:
+        if cost > 0 and 0.95 * budget <= cost <= budget:
             found.append({name: count for name, count in zip(classes, counts, strict=True) if count})
     return found
 
