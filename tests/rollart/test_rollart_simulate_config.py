@@ -41,6 +41,11 @@ def test_a_training_configuration_needs_no_section_of_its_own() -> None:
         ({"tasks": {"Shop": "shops"}}, "shops.*webshop"),
         ({"tasks": {"Shop": "webshop", "Shap": "webshop"}}, "no such task; there are Shop"),
         ({"modell": "x"}, "unknown field"),
+        ({"transport": "x"}, "simulate.transport = 'x': must be one of store, broadcast"),
+        (
+            {"faults": [{"kind": "nod", "at": 5}]},
+            r"faults.0.kind = 'nod': must be one of .*did you mean node",
+        ),
         ({"generation": [{"hardware": "H800", "gpus": 3, "tensor_parallel": 2}]}, "not a multiple"),
         ({"generation": [{"hardware": "H800", "gpus": 8, "role": "prefill"}]}, "need each other"),
         ({"calibration": {"speed": 1.0}}, "is not a constant; there are compute"),

@@ -178,8 +178,10 @@ def _nearest(name: str, prefix: str, known: list[str]) -> str:
     return f"valid here: {', '.join(known)}"
 
 
-def _located(error: msgspec.ValidationError, tree: Any, prefix: str) -> ConfigError:
-    """msgspec says where as ``- at `$.train.lr` ``; ours adds the value that stands there."""
+def _located(error: msgspec.ValidationError, tree: Any, prefix: str, root: Any = None) -> ConfigError:
+    """msgspec says where as ``- at `$.train.lr` ``; ours adds the value that stands there. `root` is the type of
+    `tree` where that is no part of Config.
+    """
     reason, _, where = str(error).partition(" - at `$")
     path = where.rstrip("`").lstrip(".").replace("[", ".").replace("]", "")
     value: Any = tree
@@ -189,13 +191,14 @@ def _located(error: msgspec.ValidationError, tree: Any, prefix: str) -> ConfigEr
         elif isinstance(value, Mapping):
             value = value.get(part)
     key = ".".join(filter(None, (prefix, path)))
-    return ConfigError(key or "config", value, _remedy(reason[:1].lower() + reason[1:].replace("`", ""), key, value))
+    choices = _choices(path.split("."), root) if root else _choices(key.split("."), Config)
+    remedy = _remedy(reason[:1].lower() + reason[1:].replace("`", ""), choices, value)
+    return ConfigError(key or "config", value, remedy)
 
 
-def _remedy(reason: str, key: str, value: Any) -> str:
+def _remedy(reason: str, choices: list[str], value: Any) -> str:
     """What to write instead, where msgspec only says what is wrong."""
     if reason.startswith("invalid enum value"):
-        choices = _choices(key.split("."))
         close = difflib.get_close_matches(str(value), choices, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         return f"must be one of {', '.join(choices)}{hint}" if choices else reason
@@ -204,12 +207,14 @@ def _remedy(reason: str, key: str, value: Any) -> str:
     return reason
 
 
-def _choices(path: list[str]) -> list[str]:
-    """The words that the key at `path` may take."""
-    kind: Any = Config
+def _choices(path: list[str], kind: Any) -> list[str]:
+    """The words that the key at `path` of a `kind` may take."""
     if path[0] == "tasks":
         hints = [get_type_hints(each).get(path[-1]) for each in KINDS.values()]
         return [word for hint in hints if hint is not None for word in get_args(hint)]
     for part in path:
+        if part.isdigit():  # in a list, whose items are of one type
+            kind = next(iter(get_args(kind)), None)
+            continue
         kind = get_type_hints(kind).get(part) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
     return [word for word in get_args(kind) if isinstance(word, str)]

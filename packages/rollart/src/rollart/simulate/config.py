@@ -193,7 +193,7 @@ def _world(tree: Any) -> SimulateConfig:
     try:
         return msgspec.convert(tree, SimulateConfig, strict=False)
     except msgspec.ValidationError as error:
-        raise load._located(error, tree, "simulate") from None
+        raise load._located(error, tree, "simulate", SimulateConfig) from None
 
 
 def _filled(tree: dict[str, Any], world: SimulateConfig) -> dict[str, Any]:
