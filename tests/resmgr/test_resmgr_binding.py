@@ -181,6 +181,19 @@ async def test_what_was_released_cannot_be_used(rm):
     assert await free(rm) == {"a": 8}
 
 
+async def test_growth_beyond_all_that_the_class_has_is_refused_at_once(rm):
+    await rm.register(Pool("a", hardware="H20", total=8))
+    await rm.register(Pool("b", hardware="H800", total=16))
+    binding = await rm.bind(Request("gen", prefer=["H20"], fallback=["H800"], amount=4))
+    other = await rm.bind(Request("other", prefer=["H20"], amount=4))
+    with pytest.raises(Infeasible, match="9 for 'gen' can never be granted: H20: 8 would fit"):
+        await rm.reconfigure(binding, 9)
+    with pytest.raises(BindTimeout):
+        await rm.reconfigure(binding, 8, timeout=0)
+    await rm.release(other)
+    assert (await rm.reconfigure(binding, 8)).amount == 8
+
+
 async def test_reconfigure_shrinks_at_once_and_grows_on_the_same_class_under_the_same_token(rm):
     await rm.register(Pool("a", hardware="H800", total=8))
     binding = await rm.bind(Request("x", prefer=["H800"], amount=6), timeout=0)

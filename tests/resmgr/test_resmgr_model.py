@@ -221,11 +221,11 @@ class StoreMachine(RuleBasedStateMachine):
             return
         now, then = to_milli("x", binding.amount), to_milli("x", amount)
         grow = msgspec.structs.replace(old, prefer=[binding.hardware], fallback=[], min_amount=None, amount=amount)
-        spec = wire.spec_of(grow, max(then - now, 1))
+        spec, whole = wire.spec_of(grow, max(then - now, 1)), wire.spec_of(grow, then)
         grown = msgspec.structs.replace(grow, amount=max(then - now, 1) / UNIT)
         self.requests[binding.id + "+"] = grown
         self.arrived = [key for key in self.arrived if key != binding.id + "+"] + [binding.id + "+"]
-        args = (binding.owner, binding.id, str(binding.token), now, then, spec, "1")
+        args = (binding.owner, binding.id, str(binding.token), now, then, spec, whole, "1")
         assert self.twice(again, "reconfigure", *args)[0] in (b"granted", b"queued", b"infeasible")
 
     @rule(who=st.randoms(use_true_random=False))

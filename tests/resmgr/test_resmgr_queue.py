@@ -208,7 +208,7 @@ async def test_a_cancelled_reconfigure_is_done_or_not_and_the_manager_knows(rm, 
 async def test_a_change_that_the_manager_missed_is_told_once(rm):
     binding = await rm.bind(Request("x", prefer=["H800"], amount=2), timeout=0)
     session, spec = await rm._session.ready(), wire.spec_of(Request("x", prefer=["H800"]))
-    await rm._store.call("reconfigure", session, binding.id, str(binding.token), 2000, 3000, spec, "0", "")
+    await rm._store.call("reconfigure", session, binding.id, str(binding.token), 2000, 3000, spec, spec, "0", "")
     with pytest.raises(StaleBinding, match="changed to 3 meanwhile"):
         await rm.reconfigure(binding, 1)
     assert (await rm.reconfigure(rm.bindings[binding.id], 1)).amount == 1

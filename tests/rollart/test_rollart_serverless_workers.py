@@ -42,6 +42,7 @@ async def later(value): await asyncio.sleep(0); return value
 def broken(_): raise KeyError("no such thing")
 def leave(_): sys.exit(3)
 def die(_): os._exit(3)
+def two(a, b): return a + b
 def nothing(_): return None
 def infinite(_): return float("inf")
 def inside(_): return {"reward": float("nan"), "why": None}
@@ -182,6 +183,7 @@ async def test_a_cancelled_call_costs_its_process_and_no_other(make: Make, tmp_p
         ("die", WorkerLost, "ended with 3"),
         ("orphan", WorkerLost, "ended with 4"),
         ("absent", WorkerLost, "ended with 1"),
+        ("two", WorkerLost, "ended with 1"),
     ],
 )
 async def test_failures_are_typed(make: Make, function: str, error: type[Exception], message: str) -> None:

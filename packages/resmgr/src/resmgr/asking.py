@@ -47,7 +47,7 @@ def wants_amount(store: Store, binding: Binding, request: Request, timeout: floa
     """Another amount of a binding; it may grow on its own class only."""
     now, then = to_milli("amount", binding.amount), to_milli("Request.amount", request.amount)
     same = msgspec.structs.replace(request, prefer=[binding.hardware], fallback=[])
-    spec, wait = wire.spec_of(same, max(then - now, 1)), "0" if timeout == 0 else "1"
-    args = (binding.id, str(binding.token), now, then, spec, wait, leave)
+    gain, whole, wait = wire.spec_of(same, max(then - now, 1)), wire.spec_of(same, then), "0" if timeout == 0 else "1"
+    args = (binding.id, str(binding.token), now, then, gain, whole, wait, leave)
     key = binding.id + GROWS
     return Want(key, [binding.id], [request], lambda session: store.call("reconfigure", session, *args), timeout)

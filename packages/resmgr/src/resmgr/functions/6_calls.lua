@@ -254,7 +254,8 @@ function calls.release(id, token, repeated)
 end
 
 -- Changes a binding from one amount to another: what it gives up is free at once, what it gains may have to wait.
-function calls.reconfigure(session, id, token, from, to, packed, wait, leave)
+-- `packed` is the spec of what it gains, `whole` that of all it would have then.
+function calls.reconfigure(session, id, token, from, to, packed, whole, wait, leave)
   if not alive(session) then return { 'session' } end
   local rec, answer = current(id, token)
   if not rec then return answer end
@@ -263,6 +264,8 @@ function calls.reconfigure(session, id, token, from, to, packed, wait, leave)
   if tonumber(to) < rec.amount then return { 'granted', shrink(id, rec, rec.amount - tonumber(to), leave) } end
   local growth = id .. '+'
   if call('HEXISTS', P .. 'waiters', growth) == 1 then return { 'queued' } end
+  local _, refused = feasible(waiter_of(growth, session, { { id = growth, spec = read_spec(whole) } }, id))
+  if refused then return refused end
   local w = waiter_of(growth, session, { { id = growth, spec = read_spec(packed) } }, id)
   return ask(w, nil, false, wait == '1')
 end

@@ -41,9 +41,21 @@ def load(target: str) -> Callable[[Any], Any]:
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
     if not callable(function):
-        raise TypeError(f"{target} is a {type(function).__name__}; name a function of one argument")
+        raise TypeError(f"{target} is of type {type(function).__name__}; name a function of one argument")
     found: Callable[[Any], Any] = function
+    if not _takes_one(found):
+        raise TypeError(f"{target}{inspect.signature(found)} cannot be called with one argument, the call's body")
     return found
+
+
+def _takes_one(function: Callable[[Any], Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # of a builtin that does not tell
+        return True
+    return True
 
 
 def parameter_type(function: Callable[[Any], Any]) -> Any:
