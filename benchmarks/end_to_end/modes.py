@@ -106,9 +106,9 @@ def learned(mode: str, seed: int, folder: Path) -> float:
     return float(last["time"] or 0) if float(last["eval/success"] or 0) >= SUCCESS else float("inf")
 
 
-def learning(folder: Path) -> list[dict[str, Any]]:
+def learning(folder: Path, seeds: int) -> list[dict[str, Any]]:
     rows = []
-    for seed in range(2):
+    for seed in range(seeds):
         ours, theirs = (learned(mode, seed, folder) for mode in ("rollart", "areal"))
         rows.append(
             {
@@ -127,10 +127,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round of two counted iterations")
     parser.add_argument("--learn", action="store_true", help="time to a success rate instead of speed")
+    parser.add_argument("--seeds", type=int, default=2, help="of --learn")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if arguments.learn:
-            write("modes_learning", "python benchmarks/end_to_end/modes.py --learn", learning(Path(folder)))
+            command = f"python benchmarks/end_to_end/modes.py --learn --seeds {arguments.seeds}"
+            write("modes_learning", command, learning(Path(folder), arguments.seeds))
             return 0
         rounds = [round_of(2 if arguments.quick else 5, n, Path(folder)) for n in range(1 if arguments.quick else 3)]
     write("modes", "python benchmarks/end_to_end/modes.py" + (" --quick" if arguments.quick else ""), speed(rounds))
