@@ -181,6 +181,12 @@ async def test_what_was_released_cannot_be_used(rm):
     assert await free(rm) == {"a": 8}
 
 
+async def test_what_is_no_binding_is_refused(rm):
+    for change in (rm.release, rm.move_back, lambda binding: rm.reconfigure(binding, 2)):
+        with pytest.raises(Invalid, match="give a Binding, as bind returns it, not 'x'"):
+            await change("x")
+
+
 async def test_growth_beyond_all_that_the_class_has_is_refused_at_once(rm):
     await rm.register(Pool("a", hardware="H20", total=8))
     await rm.register(Pool("b", hardware="H800", total=16))

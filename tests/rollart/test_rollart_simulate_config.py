@@ -50,6 +50,8 @@ def test_a_training_configuration_needs_no_section_of_its_own() -> None:
         ({"generation": [{"hardware": "H800", "gpus": 8, "role": "prefill"}]}, "need each other"),
         ({"calibration": {"speed": 1.0}}, "is not a constant; there are compute"),
         ({"training": {"hardware": "H800", "gpus": 0}}, "training.gpus"),
+        ({"training": {"hardware": "H900", "gpus": 8}}, "simulate.training.hardware = 'H900'"),
+        ({"generation": [{"hardware": "H900", "gpus": 8}]}, "simulate.generation.0.hardware = 'H900'"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(change: dict[str, object], message: str) -> None:

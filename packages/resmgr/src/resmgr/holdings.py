@@ -15,7 +15,7 @@ import msgspec
 
 from resmgr import wire
 from resmgr.asking import wants_again
-from resmgr.errors import Infeasible, StaleBinding, StoreUnavailable
+from resmgr.errors import Infeasible, Invalid, StaleBinding, StoreUnavailable
 from resmgr.refusals import stale
 from resmgr.session import Session
 from resmgr.store import Store
@@ -66,7 +66,9 @@ class Holdings:
         return {key: held.binding for key, held in self._held.items()}
 
     def of(self, binding: Binding) -> Held | None:
-        """What is held under the binding's own token."""
+        """What is held under the binding's own token. Raises Invalid for what is no binding."""
+        if not isinstance(binding, Binding):
+            raise Invalid(f"give a Binding, as bind returns it, not {binding!r:.200}")
         held = self._held.get(binding.id)
         return held if held is not None and held.binding.token == binding.token else None
 

@@ -92,8 +92,9 @@ class Catalog(Struct, frozen=True):
     tasks: Mapping[str, Profile]
     calibration: Calibration
 
-    def device(self, name: str) -> Hardware:
-        return _named("simulate.hardware", self.hardware, name)
+    def device(self, name: str, key: str = "simulate.hardware") -> Hardware:
+        """Raises ConfigError, which says that `key` names it."""
+        return _named(key, self.hardware, name)
 
     def shape(self, name: str) -> Shape:
         return _named("simulate.model", self.models, name)

@@ -258,8 +258,9 @@ def _tiny(config: Config) -> Shape:
 
 
 def _check(simulation: Simulation) -> None:
+    simulation.catalog.device(simulation.training.hardware, "simulate.training.hardware")
     for index, fleet in enumerate(simulation.fleets):
-        simulation.catalog.device(fleet.hardware)
+        simulation.catalog.device(fleet.hardware, f"simulate.generation.{index}.hardware")
         if fleet.gpus % fleet.tensor_parallel:
             reason = f"is not a multiple of tensor_parallel {fleet.tensor_parallel}"
             raise ConfigError(f"simulate.generation.{index}.gpus", fleet.gpus, reason)
