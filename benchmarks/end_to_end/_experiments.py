@@ -13,7 +13,6 @@ from typing import Any
 
 from _paper import (
     AGENTIC,
-    ALFWORLD,
     PARALLEL,
     SWE,
     TO_H20,
@@ -24,7 +23,7 @@ from _paper import (
     gain_of,
     h800,
     measure,
-    normal_latency,
+    over_batched,
     parts_of,
     setup,
 )
@@ -177,20 +176,9 @@ def affinity(quick: bool) -> Iterator[Row]:
 def latency(quick: bool) -> Iterator[Row]:
     """Trajectory-level over batch-level rollout as the latency of turns varies: N(10 s, sigma)."""
     for sigma, published in ((10, 2.27),) if quick else ((1, 1.23), (3, 1.51), (5, 1.69), (7, 2.18), (10, 2.27)):
-        runs = [
-            measure(
-                changed(
-                    setup("8B", mode, [fleet("H800", 16)], h800(16), {"ALFWorld": ALFWORLD}, groups=16, iterations=4),
-                    simulate__tasks__ALFWorld=normal_latency(10.0, sigma),
-                )
-            )
-            for mode in ("sync_plus", "sync")
-        ]
+        ratio = over_batched(10.0, sigma, gpus=16, groups=16, iterations=4)
         yield beside(
-            f"8B, turn latency N(10, {sigma}): trajectory-level over batch-level rollout",
-            "x",
-            runs[1].rollout_s / runs[0].rollout_s,
-            published,
+            f"8B, turn latency N(10, {sigma}): trajectory-level over batch-level rollout", "x", ratio, published
         )
 
 

@@ -17,6 +17,7 @@ from _paper import (
     h800,
     measure,
     normal_latency,
+    over_batched,
     rounds_seconds,
     setup,
 )
@@ -27,27 +28,13 @@ BASE = {"RLVR": ("rlvr-base", 30720, 1)}
 
 
 def environment_level(quick: bool) -> Iterator[Row]:
-    """The same of ROLL Flash, batch 512."""
+    """Environment-level asynchronous over batched rollout, batch 512."""
     cases = ((10, 10, 2.46),) if quick else ((10, 1, 1.16), (10, 7, 2.12), (10, 10, 2.46), (50, 5, 1.20))
     groups = 16 if quick else 64
     for mean, sigma, published in cases:
-        runs = [
-            measure(
-                changed(
-                    setup(
-                        "8B", mode, [fleet("H800", 32)], h800(32), {"ALFWorld": ALFWORLD}, groups=groups, iterations=3
-                    ),
-                    simulate__tasks__ALFWorld=normal_latency(mean, sigma),
-                )
-            )
-            for mode in ("sync_plus", "sync")
-        ]
-        yield beside(
-            f"ROLL Flash, {8 * groups} environments, latency N({mean}, {sigma}): asynchronous over batched",
-            "x",
-            runs[1].rollout_s / runs[0].rollout_s,
-            published,
-        )
+        ratio = over_batched(mean, sigma, gpus=32, groups=groups, iterations=3)
+        words = f"ROLL Flash, {8 * groups} environments, latency N({mean}, {sigma}): asynchronous over batched"
+        yield beside(words, "x", ratio, published)
 
 
 def flash_redundancy(quick: bool) -> Iterator[Row]:

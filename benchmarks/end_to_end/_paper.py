@@ -203,3 +203,20 @@ def gain_of(better: Measured, worse: Measured) -> float:
 
 def parts_of(run: Measured) -> str:
     return ", ".join(f"{name} {value:.0f}" for name, value in run.summary.parts.items() if value >= 0.5)
+
+
+def over_batched(mean: float, sigma: float, *, gpus: int, groups: int, iterations: int) -> float:
+    """How much sooner trajectory-level rollout has a batch than batch-level, with turns of N(mean, sigma) s."""
+    rollouts = []
+    for mode in ("sync_plus", "sync"):
+        tree = setup(
+            "8B",
+            mode,
+            [fleet("H800", gpus)],
+            h800(gpus),
+            {"ALFWorld": ALFWORLD},
+            groups=groups,
+            iterations=iterations,
+        )
+        rollouts.append(measure(changed(tree, simulate__tasks__ALFWorld=normal_latency(mean, sigma))).rollout_s)
+    return rollouts[1] / rollouts[0]
