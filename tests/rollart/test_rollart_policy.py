@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from envmanager import Episode, Span, Turn
+from envmanager import DataError, Episode, Span, Turn
 from llmproxy import GenerateRequest, GenerateResult, Sampling
 from llmproxy import Span as ProxySpan
 from rollart.chat import Codec, Plain
@@ -98,6 +98,11 @@ async def test_a_full_context_ends_the_episode_and_a_nearly_full_one_cuts_the_bu
     assert engine.requests == []
     await policy(engine, Letters(), latest_only=False, context=10).act(episode("c", *long))
     assert engine.requests[0].max_tokens == 1
+
+
+async def test_a_first_observation_that_fills_the_context_is_refused_with_its_length() -> None:
+    with pytest.raises(DataError, match=r"takes 4 tokens .* holds 4 \(generation.max_model_len\)"):
+        await policy(Engine(), Letters(), latest_only=False, context=4).act(episode("long"))
 
 
 async def test_the_action_carries_the_engines_words() -> None:

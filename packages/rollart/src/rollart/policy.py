@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from envmanager import Action, Episode, Span
+from envmanager import Action, DataError, Episode, Span
 from llmproxy import GenerateRequest, GenerateResult, Sampling
 from rollart.chat import Format
 
@@ -56,13 +56,21 @@ class TokenPolicy:
         self._observe = observe
 
     async def act(self, episode: Episode) -> Action | None:
-        """The next action of an episode; None when its context is full. Cancelling the call aborts the generation."""
+        """The next action of an episode; None when its context is full. Cancelling the call aborts the generation.
+
+        Raises DataError when the first observation fills it.
+        """
         settings = self._settings(episode.key)
         clock = asyncio.get_running_loop().time
         fresh = settings.latest_only or not episode.turns
         observation = settings.format.observation(episode.observation, None if fresh else episode.turns[-1].token_ids)
         prompt = ([] if fresh else _context(episode)) + observation
         room = settings.context - len(prompt)
+        if room < 1 and not episode.turns:
+            raise DataError(
+                f"the first observation takes {len(prompt)} tokens and leaves no room to answer: a context holds "
+                f"{settings.context} (generation.max_model_len)"
+            )
         if room < 1:
             return None
         start = clock()
