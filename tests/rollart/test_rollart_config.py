@@ -75,10 +75,19 @@ from rollart.models import make_tiny_qwen3
         ("tasks={a: {kind: env, env: x:y, max_tokens: 500}}", "generation.max_model_len", "at least 501"),
         ("tasks={a: {kind: env, env: x:y}, b: {}}", "model.path", "symbols (b) or text"),
         ("tasks.FrozenLake.weight=0", "tasks.FrozenLake.weight", "> 0"),
+        ("tasks=5", "tasks", "is a section of names"),
+        ("tasks=[a]", "tasks", "is a section of names"),
+        ("train.lr=1e308", "train.lr", "<= 1"),
+        ("train.objective.entropy_coef=-1e300", "train.objective.entropy_coef", ">= -1"),
+        ("run.iterations=99999999999999999999999", "run.iterations", "<= 2147483647"),
+        ("eval.episodes=1000000000", "eval.episodes", "<= 100000"),
+        ("rollout.concurrency=1000000000", "rollout.concurrency", "<= 100000"),
+        ("model.hidden=1000000000", "model.hidden", "<= 16384"),
+        ("rollout.step_timeout_s=1e300", "rollout.step_timeout_s", "<= 1"),
         ("model.path=/nope", "model.path", "holds no config.json"),
         ("generation.affinity={default: tpu}", "generation.affinity.default", "pools offer cpu"),
         ("generation.workers=600", "pools", "the roles ask for 603"),
-        ("pools=[{name: a, hardware: cpu, total: .inf}]", "pools.0.total", "finite"),
+        ("pools=[{name: a, hardware: cpu, total: .inf}]", "pools.0.total", "<= 1"),
         ("pools=[{name: a, hardware: H20, totl: 1}]", "pools.0", "totl"),
     ],
 )
@@ -186,6 +195,68 @@ def test_a_model_folder_without_its_parts_is_refused(tmp_path, pattern: str, wha
         file.unlink()
     with pytest.raises(ConfigError, match=f"model.path = .*: name a Hugging Face folder with {what}"):
         load_config(overrides=[f"model.path={path}"])
+
+
+DAMAGE = {
+    "cut off": (
+        "model.safetensors",
+        lambda whole: whole[:-100],
+        "its model.safetensors is no whole safetensors file",
+    ),
+    "empty": ("model.safetensors", lambda whole: b"", "its model.safetensors is no whole safetensors file"),
+    "no JSON": ("config.json", lambda whole: b"hello", "its config.json cannot be read"),
+    "a list": ("config.json", lambda whole: b"[1]", "its config.json cannot be read"),
+    "a word": ("config.json", lambda whole: whole.replace(b": 1024,", b': "many",'), "max_position_embeddings"),
+    "no heads": (
+        "config.json",
+        lambda whole: whole.replace(b'attention_heads": 4', b'attention_heads": 0'),
+        "lacks what a decoder has",
+    ),
+    "other layers": (
+        "config.json",
+        lambda whole: whole.replace(b'hidden_layers": 2', b'hidden_layers": 3'),
+        "its config.json has 3 layers, its weights 2",
+    ),
+    "other words": (
+        "config.json",
+        lambda whole: whole.replace(b'vocab_size": 16', b'vocab_size": 99'),
+        "by config.json it is (99, 64)",
+    ),
+    "no decoder": (
+        "config.json",
+        lambda whole: whole.replace(b"Qwen3ForCausalLM", b"BertModel"),
+        "(BertModel) is no causal language model",
+    ),
+    "no index": ("model.safetensors.index.json", lambda whole: b"{}", "has no weight_map"),
+    "no shard": (
+        "model.safetensors.index.json",
+        lambda whole: b'{"weight_map": {"a": "b.safetensors"}}',
+        "its b.safetensors is no whole safetensors file",
+    ),
+    "no tensor": (
+        "model.safetensors.index.json",
+        lambda whole: b'{"weight_map": {"a": "model.safetensors"}}',
+        "says that model.safetensors holds a, which it does not",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_model_folder_is_refused_by_the_files_name(tmp_path, damage: str) -> None:
+    path = make_tiny_qwen3(tmp_path / "model", 0)
+    name, change, said = DAMAGE[damage]
+    before = (path / name).read_bytes() if (path / name).exists() else b""
+    (path / name).write_bytes(change(before))
+    assert (path / name).read_bytes() != before
+    with pytest.raises(ConfigError) as error:
+        load_config(overrides=[f"model.path={path}"])
+    assert error.value.key == "model.path"
+    assert said in str(error.value)
+
+
+def test_a_path_that_can_be_no_folders_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.path = .*name a Hugging Face folder"):
+        load_config(overrides=[f"model.path={'x' * 5000}"])
 
 
 def gpu_config(**given: float) -> Config:

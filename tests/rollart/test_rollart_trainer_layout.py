@@ -11,6 +11,7 @@ from rollart.trainers import ModelFolder, ModelShape, TrainerConfig, check_layou
 SHAPE = ModelShape(
     model_type="qwen3",
     vocab_size=48,
+    hidden_size=64,
     num_hidden_layers=6,
     num_attention_heads=8,
     num_key_value_heads=4,

@@ -23,8 +23,8 @@ from rollart.algorithms import losses
 from rollart.algorithms.losses import Divergence, TokenLoss
 
 LossName = Literal["ppo", "grpo", "decoupled_ppo", "tis", "cispo", "topr", "weighted_topr"]
-Positive = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+NonNegative = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Aggregation = Literal["token_mean", "sequence_mean"]
 
@@ -41,12 +41,12 @@ class ObjectiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     negative_weight: NonNegative = 1.0
     kl: Divergence = "k3"
     kl_coef: NonNegative = 0.0
-    entropy_coef: float = 0.0
+    entropy_coef: Annotated[float, Meta(ge=-1e9, le=1e9)] = 0.0
     aggregation: Aggregation = "token_mean"
     mismatch_cap: Positive | None = None
     """C of min(pi_trainer / pi_engine, C), 5 where it is used; None leaves the correction out. The weight
     pi_prox / mu of decoupled_ppo already is this correction: there C takes the place of `cap`."""
-    outlier: Annotated[float, Meta(gt=1)] | None = None
+    outlier: Annotated[float, Meta(gt=1, le=1e9)] | None = None
     """Drops tokens whose pi_trainer / pi_engine is outside [1 / outlier, outlier]; None keeps all."""
 
     @property

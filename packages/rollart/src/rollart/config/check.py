@@ -7,8 +7,6 @@ Held by tests/rollart/test_rollart_config.py.
 from __future__ import annotations
 
 import difflib
-import math
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,12 +24,11 @@ from rollart.trainers.model_folder import ModelFolder, ModelShape
 
 def check(config: Config) -> None:
     """Raise ConfigError for the first combination that cannot run."""
-    _check_finite(config)
     _check_tasks(config)
     _check_hardware(config)
-    _check_model(config)
-    _check_training(config)
-    check_fits(config)
+    shape = _shape(config)
+    _check_training(config, shape)
+    check_fits(config, shape)
 
 
 def observation_tokens(task: FrozenLakeConfig) -> int:
@@ -93,37 +90,11 @@ def _check_hardware(config: Config) -> None:
         raise ConfigError("generation.affinity", generation.affinity, "needs an entry named default")
 
 
-def _check_finite(section: msgspec.Struct, prefix: str = "") -> None:
-    for name in section.__struct_fields__:
-        value = getattr(section, name)
-        if isinstance(value, msgspec.Struct):
-            _check_finite(value, f"{prefix}{name}.")
-        elif isinstance(value, dict) and any(isinstance(item, msgspec.Struct) for item in value.values()):
-            for key, item in value.items():
-                _check_finite(item, f"{prefix}{name}.{key}.")
-        elif isinstance(value, tuple) and any(isinstance(item, msgspec.Struct) for item in value):
-            for index, item in enumerate(value):
-                _check_finite(item, f"{prefix}{name}.{index}.")
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{prefix}{name}", value, "must be a finite number")
-
-
-def _check_model(config: Config) -> None:
-    if not config.model.path:
-        return
-    folder = Path(config.model.path)
-    for pattern, what in (("config.json", "a model"), ("tokenizer*", "a tokenizer"), ("*.safetensors", "weights")):
-        if not any(folder.glob(pattern)):
-            raise ConfigError(
-                "model.path", config.model.path, f"holds no {pattern}: name a Hugging Face folder with {what}"
-            )
-
-
-def _check_training(config: Config) -> None:
+def _check_training(config: Config, shape: ModelShape) -> None:
     if config.buffer.group_size < 2 and config.buffer.drop_uniform:
         reason = "the rewards of a group of one are always equal; use 2 or more, or buffer.drop_uniform=false"
         raise ConfigError("buffer.group_size", config.buffer.group_size, reason)
-    check_layout(config.train, _shape(config), trajectories=config.buffer.batch_groups * config.buffer.group_size)
+    check_layout(config.train, shape, trajectories=config.buffer.batch_groups * config.buffer.group_size)
     if config.generation.gpus:
         check_gpus(config, gpu_count())
     _check_minibatches(config)
@@ -173,13 +144,19 @@ def _shape(config: Config) -> ModelShape:
     if config.model.path:
         return ModelFolder.read(config.model.path).shape
     tiny = TinyQwen3(seed=0, hidden=config.model.hidden, layers=config.model.layers, heads=config.model.heads)
+    if tiny.heads % tiny.kv_heads:
+        works = max(tiny.kv_heads, tiny.heads // tiny.kv_heads * tiny.kv_heads)
+        reason = f"the tiny model has {tiny.kv_heads} key-value heads, of which it must be a multiple; {works} works"
+        raise ConfigError("model.heads", tiny.heads, reason)
     return ModelShape(
         model_type="qwen3",
         vocab_size=len(VOCABULARIES[vocabulary(config)]),
+        hidden_size=tiny.hidden,
         num_hidden_layers=tiny.layers,
         num_attention_heads=tiny.heads,
         num_key_value_heads=tiny.kv_heads,
         intermediate_size=tiny.intermediate,
+        head_dim=tiny.head_dim,
     )
 
 

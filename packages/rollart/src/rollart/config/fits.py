@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from math import ceil
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from rollart.config.schema import Config
 from rollart.errors import ConfigError
-from rollart.models.tiny import TinyQwen3
+from rollart.trainers.model_folder import ModelShape
 
 _MIB = 1 << 20
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -21,41 +18,22 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _BLOCK = 32
 
 
-def check_fits(config: Config) -> None:
+def check_fits(config: Config, shape: ModelShape) -> None:
     """Raise ConfigError for the first thing that is too small for the model."""
-    facts = _facts(config)
-    _check_context(config, facts)
-    _check_cache(config, facts)
-    _check_store(config, facts)
+    _check_context(config, shape)
+    _check_cache(config, shape)
+    _check_store(config, shape)
 
 
-def _facts(config: Config) -> dict[str, Any]:
-    """The content of config.json; of a tiny model only what is asked for here."""
-    if config.model.path:
-        return msgspec.json.decode((Path(config.model.path) / "config.json").read_bytes(), type=dict[str, Any])
-    tiny = TinyQwen3(seed=0, hidden=config.model.hidden, layers=config.model.layers, heads=config.model.heads)
-    if tiny.heads % tiny.kv_heads:
-        works = max(tiny.kv_heads, tiny.heads // tiny.kv_heads * tiny.kv_heads)
-        reason = f"the tiny model has {tiny.kv_heads} key-value heads, of which it must be a multiple; {works} works"
-        raise ConfigError("model.heads", tiny.heads, reason)
-    return {
-        "num_hidden_layers": tiny.layers,
-        "num_key_value_heads": tiny.kv_heads,
-        "num_attention_heads": tiny.heads,
-        "head_dim": tiny.head_dim,
-    }
-
-
-def _check_context(config: Config, facts: dict[str, Any]) -> None:
-    asked, most = config.generation.max_model_len, facts.get("max_position_embeddings")
+def _check_context(config: Config, shape: ModelShape) -> None:
+    asked, most = config.generation.max_model_len, shape.max_position_embeddings
     if most is not None and asked > most:
         raise ConfigError("generation.max_model_len", asked, f"the model takes {most} tokens at most; {most} works")
 
 
-def _check_cache(config: Config, facts: dict[str, Any]) -> None:
-    heads = facts.get("num_key_value_heads") or facts["num_attention_heads"]
-    dim = facts.get("head_dim") or facts["hidden_size"] // facts["num_attention_heads"]
-    token = 2 * facts["num_hidden_layers"] * heads * dim * _BYTES[config.train.dtype]
+def _check_cache(config: Config, shape: ModelShape) -> None:
+    heads = shape.num_key_value_heads * shape.head_size
+    token = 2 * shape.num_hidden_layers * heads * _BYTES[config.train.dtype]
     tokens = _BLOCK * (ceil(config.generation.max_model_len / _BLOCK) + 1)
     need = ceil(token * tokens / _MIB)
     if need > config.generation.kv_cache_mb:
@@ -67,12 +45,12 @@ def _check_cache(config: Config, facts: dict[str, Any]) -> None:
         raise ConfigError("generation.kv_cache_mb", config.generation.kv_cache_mb, reason)
 
 
-def _check_store(config: Config, facts: dict[str, Any]) -> None:
+def _check_store(config: Config, shape: ModelShape) -> None:
     """Of a model folder; a tiny model fits anywhere."""
     if not config.model.path or config.weights.store == "shm":
         return
     stored = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
-    held = _BYTES.get(facts.get("dtype") or facts.get("torch_dtype") or "float32", 4)
+    held = _BYTES.get(shape.dtype or shape.torch_dtype or "float32", 4)
     versions = config.weights.keep_versions + 1
     need = ceil(stored * _BYTES[config.train.dtype] / held * versions / _MIB)
     if need > config.weights.segment_mb:

@@ -60,8 +60,10 @@ def dump_config(config: Config) -> str:
 def _with_kinds(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """Every task says its kind, so that its keys can be checked."""
     tasks = tree.get("tasks")
-    if not isinstance(tasks, Mapping):
+    if tasks is None:
         return tree
+    if not isinstance(tasks, Mapping):
+        raise ConfigError("tasks", tasks, "is a section of names, such as tasks: {FrozenLake: {size: 4}}")
     return {**tree, "tasks": {name: _with_kind(f"tasks.{name}", task) for name, task in tasks.items()}}
 
 

@@ -17,7 +17,9 @@ from rollart.trainers.config import TrainerConfig
 Mode = Literal["rollart", "areal", "one_off", "sync_plus", "sync"]
 Store = Literal["auto", "mooncake", "shm"]
 
-CountOrZero = Annotated[int, Meta(ge=0)]
+CountOrZero = Annotated[int, Meta(ge=0, lt=2**31)]
+Many = Annotated[int, Meta(ge=1, le=100_000)]
+"""Of what is made one by one, such as environments and episodes."""
 Share = Annotated[float, Meta(ge=0, le=1)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
@@ -44,25 +46,25 @@ class ModelConfig(Section, frozen=True):
     """A Hugging Face folder, or (empty path) a tiny Qwen3 made on the spot."""
 
     path: str = ""
-    hidden: Count = 64
-    layers: Count = 2
-    heads: Count = 4
+    hidden: Annotated[int, Meta(ge=1, le=16_384)] = 64
+    layers: Annotated[int, Meta(ge=1, le=1_000)] = 2
+    heads: Annotated[int, Meta(ge=1, le=1_000)] = 4
 
 
 class GenerationConfig(Section, frozen=True):
     """The vLLM engines. `hardware` names the class of each worker; affinity maps tasks to classes."""
 
-    workers: Count = 2
+    workers: Many = 2
     hardware: tuple[str, ...] = ("cpu",)
     affinity: dict[str, str] = msgspec.field(default_factory=lambda: {"default": "cpu"})
     max_model_len: Count = 128
-    max_num_seqs: Count = 128
+    max_num_seqs: Many = 128
     kv_cache_mb: Count = 64
-    gpus: Annotated[float, Meta(ge=0)] = 0.0
+    gpus: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     """GPUs of each engine: 0 for the CPU, a whole number for as many tensor-parallel ranks, a fraction to share one.
     Engines compute in `train.dtype`, the type in which weights are published."""
     start_timeout_s: Positive = 300.0
-    proxies: Count = 1
+    proxies: Many = 1
     """LLM proxies over the same engines, each serving a share of the trajectories; updates reach all of them."""
     restarts: CountOrZero = 3
     """How often each engine is started anew after its process died; rollout goes on with the others meanwhile."""
@@ -71,7 +73,7 @@ class GenerationConfig(Section, frozen=True):
 class RolloutConfig(Section, frozen=True):
     """The environment managers and their deadlines (seconds)."""
 
-    concurrency: Count = 192
+    concurrency: Many = 192
     step_timeout_s: Positive = 30.0
     turn_timeout_s: Positive = 120.0
     episode_timeout_s: Positive = 600.0
@@ -80,11 +82,11 @@ class RolloutConfig(Section, frozen=True):
 class BufferConfig(Section, frozen=True):
     """Groups, redundancy and the staleness bound. `drop_uniform` drops groups whose rewards are all equal."""
 
-    batch_groups: Count = 16
-    group_size: Count = 8
+    batch_groups: Many = 16
+    group_size: Many = 8
     alpha: Annotated[float, Meta(ge=0, le=1000)] = 1.0
-    spare_groups: CountOrZero = 0
-    spare_members: CountOrZero = 0
+    spare_groups: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    spare_members: Annotated[int, Meta(ge=0, le=100_000)] = 0
     drop_uniform: bool = True
 
 
@@ -92,7 +94,7 @@ class WeightsConfig(Section, frozen=True):
     """The weight path. `auto` is Mooncake over TCP, or shared memory where its system library is missing."""
 
     store: Store = "auto"
-    bucket_mb: Annotated[float, Meta(ge=0.001)] = 1.0
+    bucket_mb: Annotated[float, Meta(ge=0.001, le=1e9)] = 1.0
     keep_versions: Count = 3
     segment_mb: Count = 128
     timeout_s: Positive = 60.0
@@ -112,7 +114,7 @@ class EvalConfig(Section, frozen=True):
     """Evaluation on held-out task instances, before training and every few iterations."""
 
     every: Count = 10
-    episodes: Count = 256
+    episodes: Many = 256
 
 
 class CheckpointConfig(Section, frozen=True):

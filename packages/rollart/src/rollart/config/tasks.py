@@ -11,9 +11,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-Count = Annotated[int, Meta(ge=1)]
-Positive = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
+# The upper ends are where a number can only be a slip of the pen, and would hang or overflow what it goes to.
+Count = Annotated[int, Meta(ge=1, lt=2**31)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+NonNegative = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class _Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -25,11 +26,11 @@ class _Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     step_timeout_s: Positive | None = None
     episode_timeout_s: Positive | None = None
     latency_mean_s: NonNegative = 0.0
-    latency_std_s: NonNegative = 0.0
     """Injected latency of each turn, normal and clipped at 0: slow environments for tests and benchmarks."""
     reward_latency_s: NonNegative = 0.0
     """Injected latency of each reward."""
 
+    latency_std_s: NonNegative = 0.0
 
 class FrozenLakeConfig(_Kind, frozen=True, tag="frozenlake"):
     """FrozenLake on random maps. `actions_per_turn` symbols are generated each turn and the last one is the move."""

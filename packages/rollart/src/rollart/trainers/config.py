@@ -9,11 +9,11 @@ from msgspec import Meta
 
 from rollart.algorithms import AdvantageName, ObjectiveConfig
 
-Positive = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+NonNegative = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Momentum = Annotated[float, Meta(ge=0, lt=1)]
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, lt=2**31)]
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,7 +34,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     objective: ObjectiveConfig = ObjectiveConfig()
     advantage: AdvantageName = "group_normalized"
     lr: Positive = 1e-3
-    warmup: Annotated[int, Meta(ge=0)] = 5
+    warmup: Annotated[int, Meta(ge=0, lt=2**31)] = 5
     """Train steps of linear warm-up."""
     total: Count = 80
     """Train steps after which the learning rate has come down to `final_lr` times `lr`."""
@@ -57,7 +57,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     checkpoint_activations: bool = False
     """Keep each layer's input alone, and compute the layer again for its gradient."""
     temperature: Positive = 1.0
-    seed: int = 0
+    seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
     @property
     def processes(self) -> int:
