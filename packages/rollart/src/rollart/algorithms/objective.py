@@ -33,16 +33,25 @@ class ObjectiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Which loss, with which bounds. A bound that the loss does not have is not read."""
 
     loss: LossName = "tis"
+    """Or `ppo`, `grpo`, `decoupled_ppo`, `cispo`, `topr`, `weighted_topr`."""
     clip_low: Share = 0.2
+    """The ratio of new to old probability is held above 1 - this, in the losses that clip."""
     clip_high: NonNegative = 0.28
+    """And below 1 + this."""
     cap: Positive | None = None
     """Truncation of the ratio; None is the loss's own: 2 in tis, 1 in topr and weighted_topr, 5 in decoupled_ppo."""
     positive_weight: NonNegative = 1.0
+    """weighted_topr: of tokens whose advantage is not negative."""
     negative_weight: NonNegative = 1.0
+    """weighted_topr: of the others."""
     kl: Divergence = "k3"
+    """Estimator of the divergence from the initial model: `k1`, `k2`, `k3`."""
     kl_coef: NonNegative = 0.0
+    """Weight of that divergence in the loss; above 0 the initial model is kept as the reference."""
     entropy_coef: Annotated[float, Meta(ge=-1e9, le=1e9)] = 0.0
+    """Weight of the entropy that is rewarded."""
     aggregation: Aggregation = "token_mean"
+    """`token_mean`, or `sequence_mean`: the mean of each sequence's mean."""
     mismatch_cap: Positive | None = None
     """C of min(pi_trainer / pi_engine, C), 5 where it is used; None leaves the correction out. The weight
     pi_prox / mu of decoupled_ppo already is this correction: there C takes the place of `cap`."""

@@ -1,4 +1,4 @@
-"""`rollart init`: a configuration to begin from."""
+"""`rollart init`: a configuration to begin from, named after its file (tests/rollart/test_rollart_init.py)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import re
 import sys
 from pathlib import Path
 
+import msgspec
+
 from envmanager import UnknownEnv
 from envmanager.naming import named
-from rollart.config import load_config
+from rollart.config import Config, load_config
+from rollart.config.schema import BufferConfig, GenerationConfig, RunConfig
+from rollart.config.tasks import EnvConfig
 from rollart.config.template import template
 from rollart.errors import ConfigError
+
+# Turns in free text take more of a context than symbols do.
+_TEXT_CONTEXT = 4096
 
 
 def init(path: Path, env: str | None) -> int:
@@ -18,20 +25,26 @@ def init(path: Path, env: str | None) -> int:
     if path.exists():
         print(f"rollart: {path} exists; name another file, or remove it", file=sys.stderr)
         return 2
-    tasks = None
+    config = Config(run=RunConfig(name=_name(path.stem, "run")))
     if env is not None:
         try:
             named(env)
         except UnknownEnv as error:
             raise ConfigError("--env", env, str(error)) from None
-        tasks = {_task_name(env): {"kind": "env", "env": env}}
+        config = msgspec.structs.replace(
+            config,
+            tasks={_name(env.partition("?")[0].rpartition(":")[2], "task"): EnvConfig(env=env)},
+            generation=GenerationConfig(max_model_len=_TEXT_CONTEXT),
+            # The tiny model of the defaults rarely succeeds in free text, so that all of a group end alike.
+            buffer=BufferConfig(drop_uniform=False),
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(template(tasks), encoding="utf-8")
+    path.write_text(template(config), encoding="utf-8")
     load_config(path)
     print(f"wrote {path}; see what it would do: rollart train {path} --dry-run")
     return 0
 
 
-def _task_name(env: str) -> str:
-    """The environment's own name: gymnasium:Taxi-v4?x=1 is Taxi-v4."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", env.partition("?")[0].rpartition(":")[2]).strip("-._") or "task"
+def _name(text: str, otherwise: str) -> str:
+    """`text` as runs and tasks may be called."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._") or otherwise

@@ -23,24 +23,30 @@ class _Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     weight: Positive = 1.0
     """Share of the groups, relative to the other tasks."""
     max_turns: Count = 20
+    """After so many an episode ends as truncated."""
     step_timeout_s: Positive | None = None
+    """Instead of that of `rollout`."""
     episode_timeout_s: Positive | None = None
+    """Instead of that of `rollout`."""
     latency_mean_s: NonNegative = 0.0
     """Injected latency of each turn, normal and clipped at 0: slow environments for tests and benchmarks."""
+    latency_std_s: NonNegative = 0.0
+    """Its standard deviation."""
     reward_latency_s: NonNegative = 0.0
     """Injected latency of each reward."""
 
-    latency_std_s: NonNegative = 0.0
 
 class FrozenLakeConfig(_Kind, frozen=True, tag="frozenlake"):
     """FrozenLake on random maps. `actions_per_turn` symbols are generated each turn and the last one is the move."""
 
     size: Annotated[int, Meta(ge=3, le=8)] = 4
+    """Cells of each side."""
     frozen: Annotated[float, Meta(ge=0.3, le=0.95)] = 0.8
     """Probability of a cell to be ice and not a hole; beyond these limits lakes are too few to hold some out."""
     view: Annotated[int, Meta(ge=3, le=15)] | None = None
     """Cells of the square around the player that it sees, an odd number; None shows the map from above."""
     actions_per_turn: Count = 1
+    """Symbols generated each turn."""
 
 
 class EnvConfig(_Kind, frozen=True, tag="env"):

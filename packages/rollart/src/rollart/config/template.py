@@ -23,31 +23,30 @@ _WIDTH = 100
 _INDENT = "  "
 
 
-def template(tasks: Mapping[str, Mapping[str, Any]] | None = None) -> str:
-    """YAML text with every key commented; `tasks` are the entries of `tasks:`, FrozenLake if not given."""
+def template(config: Config) -> str:
+    """YAML text of `config` with every key commented."""
     lines = [
-        "# Every key, with its default. What is left out takes its default, so delete what you do not change.",
+        "# Every key, explained. What is left out takes its default, so delete what you do not change.",
         "",
     ]
-    builtins: dict[str, Any] = msgspec.to_builtins(Config())
-    tasks = tasks or {"FrozenLake": {"kind": "frozenlake"}}
+    builtins: dict[str, Any] = msgspec.to_builtins(config)
     for name, section in get_type_hints(Config).items():
         if name == "tasks":
-            lines += ["tasks:", *_tasks(tasks), ""]
+            lines += ["tasks:", *_tasks(builtins[name]), ""]
         elif isinstance(section, type) and issubclass(section, msgspec.Struct):
             lines += [*_comment(section.__doc__, ""), f"{name}:"]
             lines += [*_section(section, builtins[name], _INDENT), ""]
         else:
-            lines += [*_entry(name, builtins[name], ""), ""]
+            lines += [*_comment(_meanings(Config).get(name), ""), *_entry(name, builtins[name], ""), ""]
     return "\n".join(lines)
 
 
 def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name, given in tasks.items():
-        kind = KINDS[given["kind"]]
+        values = dict(given)
+        kind = KINDS[values["kind"]]
         yield from _comment(kind.__doc__, _INDENT)
         yield f"{_INDENT}{name}:"
-        values = msgspec.to_builtins(msgspec.convert(given, kind))
         yield from _entry("kind", values.pop("kind"), 2 * _INDENT)
         yield from _section(kind, values, 2 * _INDENT)
 
