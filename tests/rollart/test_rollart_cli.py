@@ -72,6 +72,17 @@ def test_continue_does_not_take_another_runs_result_for_this_one(
     assert "is done, with another buffer.alpha" in capsys.readouterr().err
 
 
+def test_a_resume_of_a_finished_run_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepared(tmp_path, "finished")
+    run = str(tmp_path / "runs" / "a")
+    assert main(["resume", run]) == 0
+    assert "is done; go on with a larger run.iterations, e.g. 10" in capsys.readouterr().out
+    # Asked for more, it looks for the checkpoint to go on from.
+    for more in ("run.iterations=6", "run.stop_at_success=0.5"):
+        assert main(["resume", run, more]) == 2
+        assert "no checkpoint" in capsys.readouterr().err
+
+
 def test_a_report_of_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert "holds no run" in capsys.readouterr().err

@@ -54,10 +54,14 @@ def train(arguments: argparse.Namespace) -> int:
 def resume(run: Path, overrides: Sequence[str]) -> int:
     """Continue the run in a folder from its last checkpoint. Returns the exit status."""
     config = config_of(run, overrides)
-    folder = RunFolder.of(config)
+    folder, console = RunFolder.of(config), Console()
+    if _finished(config, folder):
+        more = 2 * config.run.iterations
+        console.print(f"{folder.path} is done; go on with a larger run.iterations, e.g. {more}", soft_wrap=True)
+        return 0
     folder.reopen(config)
     try:
-        return _train(config, folder, Console(), resume=True)
+        return _train(config, folder, console, resume=True)
     finally:
         folder.close()
 
@@ -96,11 +100,24 @@ def _done(config: Config, folder: RunFolder) -> bool:
     info = read_run(folder.path)
     if info is None or info.status != "finished":
         return False
-    stored = folder.stored_config()
-    other = [key for key in differing(config, stored) if not key.startswith(_OF_THE_RUN)]
+    other = _others(config, folder)
     if other:
         raise RunExists(f"{folder.path} is done, with another {other[0]}; give this one a name with run.name=...")
-    return config.run.iterations <= stored.run.iterations
+    return _finished(config, folder)
+
+
+def _finished(config: Config, folder: RunFolder) -> bool:
+    """Whether the run in the folder has ended where `config` would end it."""
+    info = read_run(folder.path)
+    if info is None or info.status != "finished" or _others(config, folder):
+        return False
+    stored = folder.stored_config().run
+    return config.run.iterations <= stored.iterations and config.run.stop_at_success == stored.stop_at_success
+
+
+def _others(config: Config, folder: RunFolder) -> list[str]:
+    """The keys in which the stored configuration is that of another run."""
+    return [key for key in differing(config, folder.stored_config()) if not key.startswith(_OF_THE_RUN)]
 
 
 def log_to(folder: RunFolder, console: Console) -> None:
