@@ -7,7 +7,9 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -28,13 +30,14 @@ class Parent:
 DRIVER = (
     ACTOR
     + """
-import asyncio, json, signal
+import asyncio, json, signal, sys
+from pathlib import Path
 from rollart.distributed import RaySession
 
 async def main():
     interrupted = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
-    async with RaySession():
+    async with RaySession(owns=[Path(sys.argv[1])]):
         import psutil, ray
         parent = ray.remote(Parent).options(num_cpus=0.05).remote()
         await parent.child.remote()
@@ -55,6 +58,14 @@ def gone(processes: list[psutil.Process], seconds: float = 15) -> bool:
     return all(process.status() == psutil.STATUS_ZOMBIE for process in left)
 
 
+def removed(folder: Path, seconds: float = 5) -> bool:
+    """Whether a folder goes in time."""
+    deadline = time.monotonic() + seconds
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not folder.exists()
+
+
 @pytest.fixture(scope="module")
 def earlier() -> list[psutil.Process]:
     """What other tests of this process have left running, such as multiprocessing's trackers."""
@@ -68,11 +79,19 @@ async def session(earlier: list[psutil.Process]) -> AsyncIterator[RaySession]:
 
 
 @pytest.fixture(scope="module")
-def driver() -> Iterator[tuple[subprocess.Popen[str], int, list[int]]]:
+def owned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the driver's session owns."""
+    folder = tmp_path_factory.mktemp("owned")
+    (folder / "weights").write_text("x")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def driver(owned: Path) -> Iterator[tuple[subprocess.Popen[str], int, list[int]]]:
     """A driver in the foreground of a terminal of its own: the process, its terminal, and the processes below it."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER],
+        [sys.executable, "-c", DRIVER, str(owned)],
         stdin=slave,
         stdout=subprocess.PIPE,
         text=True,
@@ -100,12 +119,16 @@ async def test_interrupt_reaches_only_the_driver(driver: tuple[subprocess.Popen[
     below.extend(pids)
 
 
-async def test_nothing_outlives_a_killed_driver(driver: tuple[subprocess.Popen[str], int, list[int]]) -> None:
+async def test_nothing_outlives_a_killed_driver(
+    driver: tuple[subprocess.Popen[str], int, list[int]], owned: Path
+) -> None:
     process, _, below = driver
     processes = [psutil.Process(pid) for pid in dict.fromkeys(below)]
     assert {"gcs_server", "raylet", "sleep"} <= {p.name() for p in processes}
+    assert (owned / "weights").exists()
     process.kill()
     assert await asyncio.to_thread(gone, processes)
+    assert await asyncio.to_thread(removed, owned)
 
 
 async def test_only_loopback_listens(session: RaySession) -> None:

@@ -238,7 +238,7 @@ def trajectory() -> Any:
 
 
 async def test_what_cannot_be_served_is_told_at_the_start(serve: Serve) -> None:
-    with pytest.raises(BadFunction, match="ended with 1"):
+    with pytest.raises(BadFunction, match="cannot be loaded: AttributeError"):
         await serve("absent", least=1)
     function = await serve("score")
     port = int(function.server.url.rpartition(":")[2])
@@ -280,4 +280,16 @@ async def test_the_command_refuses_what_it_cannot_load(tmp_path: Path) -> None:
     process = await command("server_case:absent", folder=tmp_path)
     _, errors = await process.communicate()
     assert process.returncode == 2
-    assert "function='server_case:absent' cannot be loaded" in errors.decode()
+    assert errors.decode() == (
+        "rollart: function='server_case:absent' cannot be loaded: AttributeError: module 'server_case' has no attribute "
+        "'absent'; name one that Python can import here\n"
+    )
+
+
+async def test_an_error_inside_the_functions_module_is_told_by_its_place(tmp_path: Path) -> None:
+    (tmp_path / "server_case.py").write_text("score = 1 / 0\n")
+    process = await command("server_case:score", folder=tmp_path)
+    _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert f"ZeroDivisionError: division by zero ({tmp_path / 'server_case.py'}:1); name" in errors.decode()
+    assert "Traceback" not in errors.decode()

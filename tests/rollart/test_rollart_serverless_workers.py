@@ -182,8 +182,8 @@ async def test_a_cancelled_call_costs_its_process_and_no_other(make: Make, tmp_p
         ("unsaid", FunctionFailed, r"ValueError: a name \?"),
         ("die", WorkerLost, "ended with 3"),
         ("orphan", WorkerLost, "ended with 4"),
-        ("absent", WorkerLost, "ended with 1"),
-        ("two", WorkerLost, "ended with 1"),
+        ("absent", WorkerLost, "cannot be loaded: AttributeError"),
+        ("two", WorkerLost, "cannot be called with one argument"),
     ],
 )
 async def test_failures_are_typed(make: Make, function: str, error: type[Exception], message: str) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rollart.config.schema import WeightsConfig
-from rollart.runtime.store import weight_stores
+from rollart.runtime.store import folders_of, weight_stores
 from weightsync import Publisher, Subscriber, open_store
 from weightsync.errors import StoreUnavailable
 from weightsync.mooncake_master import MooncakeMaster
@@ -36,6 +37,15 @@ async def test_shared_memory_leaves_nothing() -> None:
         for url in urls:
             await carries_weights(url)
     assert not list(Path("/dev/shm").glob(f"weightsync-rollart-{os.getpid()}-*"))
+
+
+async def test_its_folders_are_known_and_may_be_gone_before_it_ends() -> None:
+    async with weight_stores(WeightsConfig(store="shm"), 2) as urls:
+        folders = folders_of(urls)
+        assert [folder.is_dir() for folder in folders] == [True, True]
+        for folder in folders:
+            shutil.rmtree(folder)
+    assert folders_of(["mooncake://127.0.0.1:1"]) == []
 
 
 @pytest.mark.real

@@ -69,7 +69,8 @@ async def _check(settings: Settings) -> None:
     probe = Workers(msgspec.structs.replace(settings, workers=1, least=1))
     try:
         await probe.warm()
-    except WorkerLost:
-        raise BadFunction(f"function={settings.function!r} cannot be loaded; its error is above") from None
+    except WorkerLost as error:
+        reason = str(error).removeprefix(settings.function)
+        raise BadFunction(f"function={settings.function!r}{reason}; name one that Python can import here") from None
     finally:
         await probe.close()

@@ -6,10 +6,10 @@ its children), and adopts orphans (PR_SET_CHILD_SUBREAPER), so that its descenda
 Invariants (tests/rollart/test_rollart_distributed_session.py):
 - when the driver closes its end, or dies in any way, every descendant is ended within seconds: first by SIGTERM, what
   is left after `PATIENCE` by SIGKILL (test_nothing_outlives_a_killed_driver, test_stop_leaves_nothing);
-- the folder is removed after that.
+- the folders are removed after that: the session's own, and what else goes with the driver (same tests).
 
-Usage: keeper.py DRIVER_PID FOLDER COMMAND...; prints `ready` when the command has ended well, `failed` otherwise, and
-waits for the end of its standard input or of the driver.
+Usage: keeper.py DRIVER_PID FOLDER[:FOLDER...] COMMAND...; prints `ready` when the command has ended well, `failed`
+otherwise, and waits for the end of its standard input or of the driver.
 """
 
 import ctypes
@@ -95,16 +95,17 @@ def keep(driver: int, folder: str, command: list[str]) -> None:
 
 
 def main() -> None:
-    driver, folder, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    driver, folders, command = int(sys.argv[1]), sys.argv[2].split(os.pathsep), sys.argv[3:]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         if os.getppid() == driver:
-            keep(driver, folder, command)
+            keep(driver, folders[0], command)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sweep(os.getpid())
-        shutil.rmtree(folder, ignore_errors=True)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import os
 import secrets
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -48,11 +49,18 @@ class RaySession:
     """A local Ray. One at a time in a process; `start` and `stop` it, or use it as an async context manager."""
 
     def __init__(
-        self, *, cpus: int | None = None, object_store_bytes: int = 256 << 20, start_timeout: float = 180.0
+        self,
+        *,
+        cpus: int | None = None,
+        object_store_bytes: int = 256 << 20,
+        start_timeout: float = 180.0,
+        owns: Sequence[Path] = (),
     ) -> None:
+        """`owns` are folders that are removed when the session ends, whatever ends it."""
         self._cpus = cpus or os.cpu_count() or 1
         self._object_store_bytes = object_store_bytes
         self._start_timeout = start_timeout
+        self._owns = tuple(owns)
         self._keeper: asyncio.subprocess.Process | None = None
         self.address = ""
 
@@ -97,7 +105,7 @@ class RaySession:
         head = [sys.executable, "-P", str(_HERE / "head.py")]
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", str(_HERE / "keeper.py")),
-            *(str(os.getpid()), str(folder)),
+            *(str(os.getpid()), os.pathsep.join(map(str, (folder, *self._owns)))),
             *(*head, str(folder), str(self._cpus), str(self._object_store_bytes)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

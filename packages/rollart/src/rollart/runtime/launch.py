@@ -30,7 +30,7 @@ from rollart.roles.train_client import TrainClient
 from rollart.runtime.folder import RunFolder
 from rollart.runtime.parts import Parts
 from rollart.runtime.setting import Setting
-from rollart.runtime.store import weight_stores
+from rollart.runtime.store import folders_of, weight_stores
 
 MIB = 1 << 20
 # Heartbeats run on the driver's loop, which imports of large libraries hold up for seconds.
@@ -51,7 +51,7 @@ async def launch(
             await resources.register(Pool(pool.name, pool.hardware, pool.total), replace=True)
         stores = await stack.enter_async_context(weight_stores(config.weights, config.train.processes))
         tell(f"weights go through {stores[0].partition(':')[0]}; starting Ray")
-        await stack.enter_async_context(RaySession())
+        await stack.enter_async_context(RaySession(owns=folders_of(stores)))
         for role in ("environment", "reward"):
             await resources.bind(_request(config, role), timeout=config.generation.start_timeout_s)
         tell(f"starting {config.generation.workers} vLLM engines and the trainer (most of a minute)")

@@ -10,12 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 from rollart.config.schema import WeightsConfig
 from weightsync import SharedMemoryStore
 from weightsync.errors import StoreUnavailable
+
+_SHM = "shm:"
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +45,13 @@ async def weight_stores(config: WeightsConfig, ranks: int) -> AsyncIterator[tupl
     name = f"rollart-{os.getpid()}-{secrets.token_hex(4)}"
     stores = [SharedMemoryStore(f"{name}-{rank}") for rank in range(ranks)]
     try:
-        yield tuple(f"shm:{name}-{rank}" for rank in range(ranks))
+        yield tuple(f"{_SHM}{name}-{rank}" for rank in range(ranks))
     finally:
         for store in stores:
-            store.unlink()
+            with suppress(FileNotFoundError):  # a Ray session that owned its folder has removed it
+                store.unlink()
+
+
+def folders_of(stores: Sequence[str]) -> list[Path]:
+    """The folders that stay when the process of `weight_stores` is killed."""
+    return [SharedMemoryStore(url.removeprefix(_SHM)).folder for url in stores if url.startswith(_SHM)]

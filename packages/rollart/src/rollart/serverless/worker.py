@@ -15,6 +15,7 @@ import math
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
@@ -151,10 +152,23 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(2, 1)
     os.register_at_fork(after_in_child=lambda: _let_go(null, calls, answers))
-    server = Server(load(target))
+    try:
+        server = Server(load(target))
+    except Exception as error:  # whatever the import raises is for the server to tell
+        answers.write(frame(_reason(error)))
+        answers.flush()
+        sys.exit(1)
     answers.write(frame(READY))
     answers.flush()
     _serve(server, calls, answers)
+
+
+def _reason(error: Exception) -> bytes:
+    """What the error is, and where in the function's own module it was raised."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith("<frozen")]
+    last = frames[-1].filename, frames[-1].lineno
+    where = "" if last[0] in (__file__, importlib.__file__) else f" ({last[0]}:{last[1]})"
+    return f"{type(error).__name__}: {error}{where}".encode(errors="replace")
 
 
 if __name__ == "__main__":

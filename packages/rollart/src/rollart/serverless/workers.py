@@ -240,8 +240,8 @@ class Workers:
             self._all.add(process)
             self._stats.started += 1
             async with asyncio.timeout(self._settings.start_timeout):
-                if await process.receive() != READY:
-                    raise WorkerLost(f"the worker of {self._settings.function} does not speak our protocol")
+                if (said := await process.receive()) != READY:
+                    raise WorkerLost(f"{self._settings.function} cannot be loaded: {said.decode(errors='replace')}")
         except BaseException as error:
             if process is not None:
                 self._end(process)
