@@ -16,7 +16,10 @@ def actions_of(episode: Episode) -> list[str]:
     if isinstance(offered, list | tuple) and offered and all(isinstance(action, str) for action in offered):
         episode.state = list(offered)
     if not episode.state:
-        raise DataError('the environment offers no info["actions"] (a list of str) at reset; name actions yourself')
+        raise DataError(
+            'the environment offers no info["actions"] (a list of str) at reset, which play by chance needs; '
+            "name some: --actions a,b or RandomPolicy(actions=[...])"
+        )
     return list(episode.state)
 
 

@@ -31,6 +31,7 @@ def train(arguments: argparse.Namespace) -> int:
         from rollart.plan import plan
 
         console.print(plan(config), highlight=False, markup=False)
+        check_tasks(config.tasks)
         return 0
     folder = RunFolder.of(config)
     if arguments.go_on and _done(config, folder):
