@@ -106,14 +106,11 @@ def _proxy(config: Config, parts: Parts) -> LLMProxy:
 
 
 def _buffer(config: Config, setting: Setting, saved: bytes | None) -> SampleBuffer:
-    settings, mode = config.buffer, MODES[config.run.mode]
-    keep = Varied(10 * settings.batch_groups) if settings.drop_uniform else None
-    patience = settings.patience if mode.evict and not mode.hold else 0.0
+    keep = Varied(4 * config.buffer.batch_groups) if config.buffer.drop_uniform else None
     if saved is not None:
         state = msgspec.msgpack.decode(saved)
-        return SampleBuffer.restore(
-            state, setting.train_keys(), codec=PAYLOADS, keep=keep, length=_turns, patience=patience
-        )
+        return SampleBuffer.restore(state, setting.train_keys(), codec=PAYLOADS, keep=keep, length=_turns)
+    settings = config.buffer
     return SampleBuffer(
         setting.train_keys(),
         batch_groups=settings.batch_groups,
@@ -121,10 +118,9 @@ def _buffer(config: Config, setting: Setting, saved: bytes | None) -> SampleBuff
         alpha=settings.alpha,
         spare_groups=settings.spare_groups,
         spare_members=settings.spare_members,
-        evict=mode.evict,
+        evict=MODES[config.run.mode].evict,
         keep=keep,
         length=_turns,
-        patience=patience,
     )
 
 
