@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import async_solipsism
 import pytest
 
-VIRTUAL = {"test_samplebuffer_waiting.py", "test_samplebuffer_soak.py"}
+VIRTUAL = {"test_samplebuffer_patience.py", "test_samplebuffer_waiting.py", "test_samplebuffer_soak.py"}
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

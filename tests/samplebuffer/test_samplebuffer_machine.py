@@ -369,6 +369,15 @@ class BufferMachine(RuleBasedStateMachine):
         assert sorted(i for _, i in core.shelf._ready) == sorted(g.id for g in core.groups.values() if g.whole)
 
     @invariant()
+    def what_is_at_stake_is_what_the_next_version_would_take(self) -> None:
+        core = self.buf.core
+        cut = core.limits.oldest(core.version + 1)
+        old = [group for group in core.groups.values() if any(group.stale(cut)[0]) or any(group.stale(cut)[1])]
+        complete = sum(group.whole is not None for group in old)
+        fits = max(0, core.limits.batch_groups - complete)
+        assert core.at_stake == min(len(old) - complete, fits)
+
+    @invariant()
     def every_key_is_somewhere_once(self) -> None:
         core = self.buf.core
         here = [group.key for group in core.groups.values()] + [task.key for task in core.tasks.waiting]

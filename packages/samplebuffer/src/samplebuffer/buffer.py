@@ -3,7 +3,8 @@
 - `next_ticket` waits for room or a member to replace, in order of arrival. The operation that makes room gives the
   ticket to the first waiter before it returns. A waiter cancelled after that gives the ticket back and re-raises.
 - `get_batch` waits until enough groups are complete, or never can be. It is woken without being given anything and
-  looks again, so a waiter cancelled at any point takes nothing with it.
+  looks again, so a waiter cancelled at any point takes nothing with it. With `patience` it lets groups at the bound
+  complete first.
 - `close` wakes all of them with `Closed`.
 
 There is no `await` between a check and the act that it allows (tests/samplebuffer/test_samplebuffer_waiting.py).
@@ -14,19 +15,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from fractions import Fraction
+from math import inf
 from typing import Any
 
 from samplebuffer import state
 from samplebuffer.book import staleness, staleness_of
 from samplebuffer.core import Core
 from samplebuffer.errors import Closed
-from samplebuffer.limits import check_version, make_limits
+from samplebuffer.limits import check_patience, check_version, make_limits
+from samplebuffer.patience import Patience
 from samplebuffer.stats import Groups, OffPolicy, Stats, Waits
 from samplebuffer.tasks import Tasks
 from samplebuffer.ticket import Ticket
 from samplebuffer.values import Batch, Group, Ledger
 
 DEFAULT_CODEC = state.MsgpackCodec()
+_MOMENT = 1e-3
 
 
 class SampleBuffer:
@@ -46,14 +50,18 @@ class SampleBuffer:
         keep: Callable[[Group], bool] | None = None,
         length: Callable[[Any], int | None] | None = None,
         version: int = 0,
+        patience: float = 0.0,
     ) -> None:
         """`max_replacements` is how many members a group may lose to `fail` and `cancel` before it is given up (by
         default twice the members launched). `keep` judges whole groups. `length` measures payloads, for histograms.
         `evict=False` bounds staleness at admission only, by the capacity: what others do, to be compared with.
+        `patience` is how much of what the next version would throw away a batch may spend on waiting for it: 0 hands
+        out at once, 1 waits until both cost the same (see `patience.py`).
         """
         check_version(version)
+        check_patience(patience)
         limits = make_limits(batch_groups, group_size, alpha, spare_groups, spare_members, max_replacements, evict)
-        self._start(Core(Tasks(tasks), limits, keep=keep, length=length, version=version))
+        self._start(Core(Tasks(tasks), limits, keep=keep, length=length, version=version), patience)
 
     @classmethod
     def restore(
@@ -65,16 +73,19 @@ class SampleBuffer:
         keep: Callable[[Group], bool] | None = None,
         length: Callable[[Any], int | None] | None = None,
         skip_drawn: bool = True,
+        patience: float = 0.0,
     ) -> SampleBuffer:
         """A buffer in a saved state. `tasks` start from the beginning, and those drawn before are skipped; with
         `skip_drawn=False` they start where the saved buffer stopped drawing."""
+        check_patience(patience)
         buffer = cls.__new__(cls)
-        buffer._start(state.load(saved, tasks, codec, skip_drawn, keep=keep, length=length))
+        buffer._start(state.load(saved, tasks, codec, skip_drawn, keep=keep, length=length), patience)
         return buffer
 
-    def _start(self, core: Core) -> None:
+    def _start(self, core: Core, patience: float) -> None:
         core.changed = self._wake
         self.core = core
+        self.patience = Patience(patience)
         self._ticket_waiters: dict[asyncio.Future[Ticket | None], None] = {}  # in order of arrival
         self._batch_waiters: set[asyncio.Future[None]] = set()
         self._waiting = 0  # consumers in get_batch
@@ -139,14 +150,35 @@ class SampleBuffer:
 
     async def wait_for_batch(self, timeout: float | None, take: Callable[[], Batch | None]) -> Batch:
         """What `take` gives, asked again whenever there is news. For faces that take batches their own way."""
+        clock = asyncio.get_running_loop().time
+        deadline = inf if timeout is None else clock() + timeout
         self._count_wait(+1)
         try:
             async with asyncio.timeout(timeout):
+                waited = 0.0  # a batch that is there when it is asked for goes at once: rollout is ahead
                 while (batch := take()) is None:
                     await self._news()
+                    waited = await self._spare(deadline)
+                self.patience.handed_out(clock(), waited)
                 return batch
         finally:
             self._count_wait(-1)
+
+    async def _spare(self, deadline: float) -> float:
+        """Wait, as long as patience says, for groups that the next version would end. Returns the seconds it took.
+
+        Only a group that completes changes what is at stake, so the rest of the news passes unexamined. The caller's
+        deadline ends the wait a moment early, so that it gets the batch.
+        """
+        core, clock = self.core, asyncio.get_running_loop().time
+        start = clock()
+        while core.ready and (at_stake := core.at_stake):
+            seen = core.shelf.changes
+            end = min(start + self.patience.seconds(at_stake, core.limits.batch_groups), deadline - _MOMENT)
+            while core.ready and core.shelf.changes == seen:
+                if not await self._news(end):
+                    return clock() - start
+        return clock() - start
 
     def _count_wait(self, by: int) -> None:
         """Add the time since the last change if some consumer waited then; two at once count once."""
@@ -164,13 +196,21 @@ class SampleBuffer:
         """A batch as from `get_batch`; None where that would wait."""
         return self.core.take_batch(partial=partial, trainer_version=trainer_version, cancel_spares=cancel_spares)
 
-    async def _news(self) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _news(self, end: float | None = None) -> bool:
+        """Wait until there is some, or until `end`; whether there is."""
+        loop = asyncio.get_running_loop()
+        if end is not None and loop.time() >= end:
+            return False
+        waiter: asyncio.Future[None] = loop.create_future()
         self._batch_waiters.add(waiter)
         try:
-            await waiter
+            if end is None:
+                await waiter
+            else:
+                await asyncio.wait((waiter,), timeout=end - loop.time())
         finally:
             self._batch_waiters.discard(waiter)
+        return waiter.done()
 
     def _wake(self) -> None:
         while self._ticket_waiters:
@@ -237,6 +277,7 @@ class SampleBuffer:
                 consumers=len(self._batch_waiters),
                 get_batch_s=self._waited,
                 get_batch_share=self._waited / elapsed if elapsed > 0 else 0.0,
+                patience_s=self.patience.waited,
             ),
             lengths=book.lengths.histograms(),
             callback_errors=core.callback_errors,

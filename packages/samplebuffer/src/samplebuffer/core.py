@@ -362,6 +362,18 @@ class Core:
         size = self.limits.batch_groups
         return len(self.shelf) >= size or self.closed or (self.alive < size and self.tasks.over)
 
+    @property
+    def ready(self) -> bool:
+        """Whether a whole batch is complete."""
+        return len(self.shelf) >= self.limits.batch_groups and not self.closed
+
+    @property
+    def at_stake(self) -> int:
+        """Groups that the next batch could still hold, and that the next version would end incomplete."""
+        old = self.book.groups_below(self.limits.oldest(self.version + 1))
+        complete = sum(self.groups[group_id].whole is not None for group_id in old)
+        return max(0, min(len(old), self.limits.batch_groups) - complete)
+
     # How members and groups end.
 
     def _end_ticket(self, group: OpenGroup, ticket: Ticket, reason: Reason, fate: Fate) -> None:

@@ -6,7 +6,7 @@ Invariant: `capacity >= batch_groups`, so that a batch always fits (tests/sample
 from __future__ import annotations
 
 from fractions import Fraction
-from math import ceil, floor
+from math import ceil, floor, inf
 
 import msgspec
 
@@ -82,6 +82,12 @@ def check_version(version: int) -> None:
     """Refuse what no version can be."""
     if not isinstance(version, int) or isinstance(version, bool) or version < 0:
         raise InvalidConfig("version", version, "give the served version, an integer of at least 0")
+
+
+def check_patience(patience: float) -> None:
+    """Refuse what no share can be."""
+    if isinstance(patience, bool) or not isinstance(patience, int | float) or not 0 <= patience < inf:
+        raise InvalidConfig("patience", patience, "give a finite number of at least 0")
 
 
 def _exact(alpha: float | Fraction) -> str:

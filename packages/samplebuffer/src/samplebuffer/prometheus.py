@@ -54,6 +54,7 @@ def _lines(stats: Stats, prefix: str) -> Iterator[str]:
         ("staleness_max", "gauge", "versions behind", _labelled("of", {k: s.max for k, s in off_policy.items()})),
         ("waiters", "gauge", "coroutines waiting", _labelled("kind", waiting)),
         ("get_batch_wait_seconds_total", "counter", "time in get_batch", [("", stats.waits.get_batch_s)]),
+        ("patience_seconds_total", "counter", "time for groups at the bound", [("", stats.waits.patience_s)]),
         ("get_batch_wait_share", "gauge", "share of time in get_batch", [("", stats.waits.get_batch_share)]),
         ("callback_errors_total", "counter", "cancel callbacks that raised", [("", stats.callback_errors)]),
     ]

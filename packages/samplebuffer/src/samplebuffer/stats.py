@@ -44,6 +44,8 @@ class Waits(msgspec.Struct, frozen=True):
     consumers: int
     get_batch_s: float
     get_batch_share: float
+    patience_s: float
+    """The part of `get_batch_s` in which a batch was there already, and waited for groups at the bound."""
 
 
 class Stats(msgspec.Struct, frozen=True):

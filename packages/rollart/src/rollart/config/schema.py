@@ -112,6 +112,9 @@ class BufferConfig(Section, frozen=True):
     drop_uniform: bool = True
     """Groups whose rewards are all equal teach nothing: they are dropped, and replaced. Set it to false for a model
     whose groups all end alike, such as a tiny one that never succeeds: else no batch is ever full."""
+    patience: Annotated[float, Meta(ge=0, le=1000)] = 1.0
+    """How long a batch waits for groups that the next version would end: until the wait has cost this many times what
+    throwing them away would. 0 never waits. Modes that hold or do not evict have nothing to wait for."""
 
 
 class WeightsConfig(Section, frozen=True):

@@ -106,11 +106,14 @@ def _proxy(config: Config, parts: Parts) -> LLMProxy:
 
 
 def _buffer(config: Config, setting: Setting, saved: bytes | None) -> SampleBuffer:
-    keep = Varied(4 * config.buffer.batch_groups) if config.buffer.drop_uniform else None
+    settings, mode = config.buffer, MODES[config.run.mode]
+    keep = Varied(4 * settings.batch_groups) if settings.drop_uniform else None
+    patience = settings.patience if mode.evict and not mode.hold else 0.0
     if saved is not None:
         state = msgspec.msgpack.decode(saved)
-        return SampleBuffer.restore(state, setting.train_keys(), codec=PAYLOADS, keep=keep, length=_turns)
-    settings = config.buffer
+        return SampleBuffer.restore(
+            state, setting.train_keys(), codec=PAYLOADS, keep=keep, length=_turns, patience=patience
+        )
     return SampleBuffer(
         setting.train_keys(),
         batch_groups=settings.batch_groups,
@@ -118,9 +121,10 @@ def _buffer(config: Config, setting: Setting, saved: bytes | None) -> SampleBuff
         alpha=settings.alpha,
         spare_groups=settings.spare_groups,
         spare_members=settings.spare_members,
-        evict=MODES[config.run.mode].evict,
+        evict=mode.evict,
         keep=keep,
         length=_turns,
+        patience=patience,
     )
 
 
