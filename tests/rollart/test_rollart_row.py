@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +63,15 @@ async def test_every_required_key_is_there_and_the_unmeasured_is_none() -> None:
     written = await row(None)
     assert set(REQUIRED) <= set(written)
     assert [written[key] for key in ("parity/max_abs", "push_s", "pull_exposed_s", "eval/success")] == [None] * 4
+
+
+async def test_every_key_is_explained_in_the_manual() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    first_cells = re.findall(r"^\| (`.*?`) \|", manual.partition("## Every metric")[2], re.MULTILINE)
+    explained = [re.sub("[A-Z]+", ".+", name) for cell in first_cells for name in re.findall("`(.+?)`", cell)]
+    staged = Staged(1, "d", 0.1, 0.2, 30, (10, 20))
+    written = await row(Switch(staged, 0.3, 1e-5, 0), ("a", "b"))
+    assert [key for key in written if not any(re.fullmatch(name, key) for name in explained)] == []
 
 
 async def test_a_switch_brings_its_three_costs_apart() -> None:
