@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,10 @@ def test_a_model_that_cannot_be_cut_leaves_no_folder(tmp_path: Path, capsys: pyt
         "rollart: train.tensor_parallel = 3: does not divide the 4 attention heads; 2 works\n"
     )
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_closed_output_is_no_obstacle(tmp_path: Path) -> None:
+    script = f'exec "{sys.executable}" -m rollart.cli.main train "{tmp_path / "none.yaml"}" >&-'
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "there is no such file" in ended.stderr

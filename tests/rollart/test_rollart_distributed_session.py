@@ -37,6 +37,7 @@ from rollart.distributed import RaySession
 async def main():
     interrupted = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: print("told to end", flush=True))
     async with RaySession(owns=[Path(sys.argv[1])]):
         import psutil, ray
         parent = ray.remote(Parent).options(num_cpus=0.05).remote()
@@ -117,6 +118,17 @@ async def test_interrupt_reaches_only_the_driver(driver: tuple[subprocess.Popen[
     assert pids[0] in below, "the actor that answers after Ctrl-C is the one from before"
     assert all(psutil.pid_exists(pid) for pid in below)
     below.extend(pids)
+
+
+async def test_a_termination_is_the_drivers_to_handle(
+    driver: tuple[subprocess.Popen[str], int, list[int]],
+) -> None:
+    """Ray has a handler of its own, which prints a crash report and aborts."""
+    process, _, _ = driver
+    assert process.stdout is not None
+    process.terminate()
+    assert await asyncio.to_thread(process.stdout.readline) == "told to end\n"
+    assert process.poll() is None
 
 
 async def test_nothing_outlives_a_killed_driver(

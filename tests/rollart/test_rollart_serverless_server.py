@@ -281,8 +281,8 @@ async def test_the_command_refuses_what_it_cannot_load(tmp_path: Path) -> None:
     _, errors = await process.communicate()
     assert process.returncode == 2
     assert errors.decode() == (
-        "rollart: function='server_case:absent' cannot be loaded: AttributeError: module 'server_case' has no attribute "
-        "'absent'; name one that Python can import here\n"
+        "rollart: function='server_case:absent' cannot be loaded: AttributeError: module 'server_case' has no "
+        "attribute 'absent'; name one that Python can import here\n"
     )
 
 

@@ -15,8 +15,10 @@ import functools
 import logging
 import os
 import secrets
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -74,6 +76,7 @@ class RaySession:
             async with asyncio.timeout(self._start_timeout):
                 self.address = await self._started(self._keeper, folder)
                 await asyncio.to_thread(_connect, self.address)
+            _keep_signals()
         except BaseException as error:
             await self.stop()
             if isinstance(error, TimeoutError):
@@ -173,6 +176,14 @@ def _init(address: str) -> None:
     worker._worker_logs_enabled = False
     Config.initialize("")
     ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+
+
+def _keep_signals() -> None:
+    """Put Python's handlers back in the place of Ray's, which prints a crash report on SIGTERM and aborts."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.getsignal(number))
+            signal.siginterrupt(number, False)
 
 
 def _disconnect() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 EXIT_INTERRUPTED = 130
-_SHOW_CURSOR = b"\x1b[?25h" if sys.stdout.isatty() else b""
+_SHOW_CURSOR = b"\x1b[?25h" if sys.stdout is not None and sys.stdout.isatty() else b""
 
 
 @contextmanager
