@@ -1,9 +1,10 @@
-# make run     train the example, with live progress and a report at the end
+# make run     train the example, with live progress and a report at the end (ARGS="KEY=VALUE ..." changes settings)
 # make test    lint, types, tests (15 minutes at most on 2 cores); `make fast` is the part under a minute
 # make help    every target
 
 SHELL := /bin/sh
 CONFIG ?= examples/frozenlake.yaml
+ARGS ?=
 EXTRA ?= cpu
 BIN := .venv/bin
 STAMP := .venv/.synced
@@ -15,8 +16,8 @@ MANIFESTS := pyproject.toml uv.lock $(wildcard packages/*/pyproject.toml)
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-run: sync environments ## train examples/frozenlake.yaml (CONFIG=... for another); resumes an unfinished run
-	@exec $(BIN)/rollart train "$(CONFIG)" --continue
+run: sync environments ## train examples/frozenlake.yaml (CONFIG=... for another, ARGS="KEY=VALUE ..."); resumes an unfinished run
+	@exec $(BIN)/rollart train "$(CONFIG)" --continue $(ARGS)
 
 # Interpreters that the configuration names, such as .venvs/gem/bin/python.
 environments: sync

@@ -12,6 +12,7 @@ trap 'exit 143' TERM
 [ -z "${PIP_FIND_LINKS:-}" ] || export UV_FIND_LINKS="${UV_FIND_LINKS:-$PIP_FIND_LINKS}"
 extras="--extra ${EXTRA:-cpu} --extra kubernetes --extra textarena --extra nixl --extra wandb"
 if command -v cc >/dev/null; then extras="$extras --extra reasoning-gym --extra textworld"; fi
+[ -e .venv/.extra ] || echo "sync: making .venv (some 4 GB, minutes)" >&2
 # Engines import large libraries in several processes: with bytecode at hand each start is half as long.
 # shellcheck disable=SC2086
 UV_COMPILE_BYTECODE=1 .tools/uv/bin/uv sync --quiet ${UV_FIND_LINKS:+-P torch} --all-packages $extras
