@@ -13,7 +13,8 @@ import pytest
 from llmproxy.errors import WorkerLost
 from rollart.errors import ParityError, WeightsDiffer
 from rollart.observe.trace import Trace, read_trace
-from rollart.pipeline.controller import Controller, Iteration
+from rollart.pipeline.controller import Controller
+from rollart.pipeline.iteration import Iteration
 from rollart.pipeline.modes import MODES
 from rollart.pipeline.ports import Push, Trained
 from rollart.pipeline.weights import WeightPath
@@ -46,6 +47,7 @@ class World:
         self.served = self.version = 0
         self.open = True
         self.lost = 0  # prefetches to fail
+        self.push_s = 1.0
         trace = Trace(tmp_path / "trace.json", asyncio.get_running_loop().time)
         self.trace = trace
         workers = [SimpleNamespace(id=f"gen-{i}", prefetch=self.prefetch) for i in range(2)]
@@ -103,8 +105,9 @@ class World:
         return Trained(step, {})
 
     async def publish(self, version: int) -> Push:
-        await self.take(1, f"publish {version}")
-        return Push(version, 1.0, 100, str(version))
+        assert version == self.version, "asked for too late"
+        await self.take(self.push_s, f"publish {version}")
+        return Push(version, self.push_s, 100, str(version))
 
     async def prefetch(self, version: int) -> None:
         await asyncio.sleep(0.5)
@@ -159,6 +162,89 @@ async def test_an_evaluation_runs_beside_training_on_the_served_version(tmp_path
     assert world.log[-2:] == ["evaluate 1", "train 2"]
     assert second.success == 0.5
     assert second.time.parts.get("eval", 0.0) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("mode", ["rollart", "areal", "one_off"])
+@virtual
+async def test_weights_on_a_slow_link_are_committed_beside_the_train_step(tmp_path: Path, mode: str) -> None:
+    world = World(tmp_path, mode)
+    world.push_s = 7.0  # pulled after 7.5 s; the batch is there after 5, the train step takes 3
+    *_, second, third = await world.run(3)
+    late = [what for what in world.log[world.log.index("publish 1") :] if "batch" not in what]
+    assert late == [
+        *("publish 1", "suspend", "update 1", "advance 1", "resume", "train 2"),
+        *("publish 2", "suspend", "update 2", "advance 2", "resume", "train 3"),
+    ]
+    for iteration in (second, third):
+        assert iteration.switch is not None and iteration.switch.parity is None
+        assert iteration.switch.exposed_s == pytest.approx(0.4)
+        assert iteration.served == iteration.step - 1
+        assert iteration.time.wall == pytest.approx(5 + 1 + 3)
+        assert iteration.time.parts.get("update") is None
+
+
+@virtual
+async def test_training_waits_only_for_weights_that_take_longer_than_an_iteration(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart")
+    world.push_s = 20.0
+    *_, last = await world.run(3)
+    assert last.time.wall == pytest.approx(20 + 0.5 + 0.4)
+    assert last.time.parts["wait_weights"] == pytest.approx(last.time.wall - 5 - 3)
+    assert (last.served, last.trained.version) == (2, 3)
+
+
+@virtual
+async def test_weights_that_are_nearly_there_keep_the_plain_order(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart")
+    world.push_s = 5.4
+    *_, second = await world.run(2)
+    assert second.switch is not None and second.switch.parity == 0.0
+    assert world.log[-2:] == ["probe 1", "train 2"]
+
+
+@virtual
+async def test_an_evaluation_is_of_one_version_however_slow_the_link(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart")
+    world.push_s = 7.0
+    await world.run(2, evaluate=True)
+    assert world.log[-3:] == ["probe 1", "evaluate 1", "train 2"]
+
+
+@virtual
+async def test_parity_is_measured_every_tenth_version_however_slow_the_link(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart")
+    world.push_s = 7.0
+    iterations = await world.run(24)
+    assert [what for what in world.log if what.startswith("probe")] == ["probe 10", "probe 20"]
+    assert [i.step for i in iterations if i.switch and i.switch.parity is not None] == [11, 21]
+    assert [i.served for i in iterations] == list(range(24))
+
+
+@virtual
+async def test_what_a_late_switch_finds_wrong_stops_the_run(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart")
+    world.push_s, world.digest = 7.0, "stale"
+    with pytest.raises(WeightsDiffer, match="gen-0"):
+        await world.run(2)
+    assert (world.controller.served, world.open) == (0, False)
+    await world.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@virtual
+async def test_a_trainer_that_fails_takes_the_late_switch_with_it(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart")
+    world.push_s = 20.0
+    await world.run(1)
+
+    async def broken(batch: str, step: int) -> Trained:
+        raise RuntimeError("out of memory")
+
+    world.train_step = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await world.controller.iteration(2)
+    await world.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize("mode", ["sync", "sync_plus"])

@@ -12,7 +12,7 @@ import pytest
 
 from rollart.observe.metrics import REQUIRED
 from rollart.observe.steptime import StepTime
-from rollart.pipeline.controller import Iteration, Switch
+from rollart.pipeline.iteration import Iteration, Switch
 from rollart.pipeline.ports import Trained
 from rollart.pipeline.row import metrics_row
 from rollart.pipeline.weights import Staged

@@ -9,7 +9,9 @@
                   background and committed by the next iteration's step 3
 
 Modes without overlap do 1, 2, 6, then 3, 4, so that generation always holds the trainer's own version. What else
-a mode may choose stands in `modes.py`.
+a mode may choose stands in `modes.py`. Where the weights are still on their way when the batch is there, step 6
+begins, and 2 to 5 follow beside it once they are staged (a *late* switch): neither training nor rollout waits for a
+slow link.
 
 The loop consumes batches and trained versions. It waits for the buffer (step 1), for the staged version (step 2)
 and for the trainer (step 6). Rollout unblocks the first, the weight path the second, the trainer the third; each
@@ -23,42 +25,23 @@ iteration sum to its wall time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import msgspec
-
-from rollart.errors import ParityError, WeightsDiffer
-from rollart.observe.steptime import StepClock, StepTime
+from rollart.errors import ParityError
+from rollart.observe.steptime import StepClock
 from rollart.observe.trace import Trace
+from rollart.pipeline.iteration import Iteration, Switch
 from rollart.pipeline.modes import Mode
-from rollart.pipeline.ports import Ack, Buffer, Gateway, Probe, Trained, Trainer
-from rollart.pipeline.weights import Staged, WeightPath
+from rollart.pipeline.ports import Buffer, Gateway, Probe, Trained, Trainer
+from rollart.pipeline.weights import WeightPath
 
 Evaluate = Callable[[], Coroutine[Any, Any, float]]
-
-
-class Switch(msgspec.Struct, frozen=True):
-    """One change of the served version: what it took, and what rollout waited for."""
-
-    staged: Staged
-    exposed_s: float
-    parity: float
-    ended: int
-
-
-class Iteration(msgspec.Struct, frozen=True):
-    """What one iteration did."""
-
-    step: int
-    batch: Any
-    served: int
-    """Version that generation holds at the end of the iteration."""
-    trained: Trained
-    switch: Switch | None
-    success: float | None
-    time: StepTime
+# Weights are waited for as long as this, so that fast links keep the plain order.
+_SOON_S = 1.0
+# The parity probe needs weights that a late switch finds changed: after so many without it, one waits.
+_UNPROVEN = 9
 
 
 class Controller:
@@ -91,6 +74,7 @@ class Controller:
         self._time = asyncio.get_running_loop().time
         self._clock = StepClock(self._time)
         self._waiting = False
+        self._unproven = 0
 
     async def iteration(self, step: int, *, evaluate: bool = False, last: bool = False) -> Iteration:
         """One iteration; `last` commits its own weights too, so that the run ends serving what it trained."""
@@ -98,11 +82,16 @@ class Controller:
             batch = await self._get_batch()
         switch: Switch | None = None
         if self._mode.overlap:
+            late = None
             if self._weights.under_way:
-                switch = await self._switch()
+                if evaluate or await self._in_time():
+                    switch = await self._switch()
+                else:
+                    late = asyncio.create_task(self._switch(late=True))
             elif self._mode.hold:
                 self._buffer.advance(self.served)
-            trained, success = await self._train_beside(batch, step, evaluate and not last)
+            trained, success = await self._train_beside(batch, step, evaluate and not last, late)
+            switch = late.result() if late else switch
             if last:
                 switch = await self._switch()
         else:
@@ -136,39 +125,57 @@ class Controller:
         finally:
             self._waiting = False
 
-    async def _train_beside(self, batch: Any, step: int, evaluate: bool) -> tuple[Trained, float | None]:
-        """Step 6, with an evaluation of the served version beside it when one is due."""
+    async def _in_time(self) -> bool:
+        """Whether the weights under way are to be waited for: they are there, or nearly, or parity is due."""
+        if self._unproven >= _UNPROVEN:
+            return True
+        with self._step("wait_weights"):
+            return await self._weights.soon(_SOON_S)
+
+    async def _train_beside(
+        self, batch: Any, step: int, evaluate: bool, late: asyncio.Task[Switch] | None = None
+    ) -> tuple[Trained, float | None]:
+        """Step 6, with a late switch or an evaluation of the served version beside it when one is due."""
         evaluation = asyncio.create_task(self._evaluate()) if evaluate else None
         try:
             with self._step("train", row="train"):
                 trained = await self._trainer.train_step(batch, step)
+            if late is not None:
+                with self._step("wait_weights"):
+                    await late
             self._weights.send(trained.version)
             if evaluation is None:
                 return trained, None
             with self._step("eval"):
                 return trained, await evaluation
         finally:
-            if evaluation is not None:
-                evaluation.cancel()
-                await asyncio.gather(evaluation, return_exceptions=True)
+            for task in (evaluation, late):
+                if task is not None:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
 
-    async def _switch(self, *, suspended: bool = False) -> Switch:
-        """Steps 2 to 4: commit the version that is under way."""
-        with self._step("wait_weights"):
+    async def _switch(self, *, suspended: bool = False, late: bool = False) -> Switch:
+        """Steps 2 to 4: commit the version that is under way. A `late` one takes no part of the iteration's time."""
+        measure = self._beside if late else self._step
+        with measure("wait_weights"):
             staged = await self._weights.staged()
         start = self._time()
         if not suspended:
-            with self._step("suspend"):
+            with measure("suspend"):
                 await self._gateway.suspend()
-        with self._step("update", row="commit"):
-            _check_digests(await self._gateway.update(staged.version), staged)
+        with measure("update", row="commit"):
+            staged.check(await self._gateway.update(staged.version))
         self.served = staged.version
         ended = len(self._buffer.advance(staged.version))
-        with self._step("resume"):
+        with measure("resume"):
             await self._gateway.resume()
         exposed = self._time() - start
-        with self._step("probe"):
+        if late:
+            self._unproven += 1
+            return Switch(staged, exposed, None, ended)
+        with measure("probe"):
             parity = await self._probe.measure(staged.version)
+        self._unproven = 0
         if self._parity_limit is not None and parity > self._parity_limit:
             raise ParityError(
                 f"version {staged.version}: engine and trainer differ by {parity:.2e} nats on the same tokens, "
@@ -186,11 +193,6 @@ class Controller:
         with self._clock.part(part), self._trace.measure(row, part):
             yield
 
-
-def _check_digests(acks: Sequence[Ack], staged: Staged) -> None:
-    """A worker that failed has no digest; the gateway keeps traffic from it until it proves the version."""
-    wrong = {ack.worker: ack.digest for ack in acks if not ack.error and ack.digest != staged.digest}
-    if wrong:
-        raise WeightsDiffer(
-            f"version {staged.version} was published with digest {staged.digest}, but was loaded as {wrong}"
-        )
+    def _beside(self, part: str, row: str = "controller") -> AbstractContextManager[None]:
+        """Show in the trace what happens beside the step that the clock counts."""
+        return self._trace.measure(row, part)

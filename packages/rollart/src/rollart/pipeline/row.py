@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from rollart.observe.metrics import Row, histogram
-from rollart.pipeline.controller import Iteration
+from rollart.pipeline.iteration import Iteration
 from samplebuffer import Batch
 from samplebuffer import Stats as BufferStats
 

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 import msgspec
 
 from llmproxy.errors import WorkerLost
+from rollart.errors import WeightsDiffer
 from rollart.observe.trace import Trace
-from rollart.pipeline.ports import Puller, Push, Trainer
+from rollart.pipeline.ports import Ack, Puller, Push, Trainer
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,15 @@ class Staged(msgspec.Struct, frozen=True):
     nbytes: int
     ranks: tuple[int, ...] = ()
     """Bytes that each rank of the trainer published."""
+
+    def check(self, acks: Sequence[Ack]) -> None:
+        """Raises WeightsDiffer when a worker loaded other bytes. One that failed has no digest; the gateway keeps
+        traffic from it until it proves the version."""
+        wrong = {ack.worker: ack.digest for ack in acks if not ack.error and ack.digest != self.digest}
+        if wrong:
+            raise WeightsDiffer(
+                f"version {self.version} was published with digest {self.digest}, but was loaded as {wrong}"
+            )
 
 
 class WeightPath:
@@ -55,7 +65,7 @@ class WeightPath:
         return self._task is not None
 
     def send(self, version: int) -> None:
-        """Start carrying `version`. The trainer must not change its weights before `staged` returns."""
+        """Start carrying `version`. The trainer may train on: it publishes what it held when it was asked."""
         assert self._task is None, "a version is under way already"
         self._task = asyncio.create_task(self._carry(version), name=f"weights-{version}")
 
@@ -65,6 +75,12 @@ class WeightPath:
         staged = await self._task
         self._task = None
         return staged
+
+    async def soon(self, seconds: float) -> bool:
+        """Whether what is under way has arrived, or failed, within so many seconds from now."""
+        assert self._task is not None, "no version was sent"
+        await asyncio.wait((self._task,), timeout=seconds)
+        return self._task.done()
 
     async def close(self) -> None:
         """Give up what is under way."""

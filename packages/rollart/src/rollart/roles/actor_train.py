@@ -1,7 +1,8 @@
 """The training role: one rank of the trainer, and the publisher of the weights that it holds.
 
-Invariants (tests/rollart/test_rollart_actor_train.py): the weights do not change while they are published; train,
-publish, score and save run one after another, in the same order on every rank, for all of them are collective.
+Invariants (tests/rollart/test_rollart_actor_train.py): what is published is what was held when it was asked for,
+though training may go on meanwhile; train, copy, score and save run one after another, in the same order on every
+rank, for all of them are collective.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from rollart.trainers.batch import TrainBatch
 from rollart.trainers.config import TrainerConfig
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rollart.trainers.trainer import Trainer
+    from weightsync import Shard
 
 
 class ActorTrain(Worker):
@@ -42,7 +46,7 @@ class ActorTrain(Worker):
         self._keep = keep
         self._restore = restore
         self._address = address
-        # The trainer is not thread-safe, and publishing reads the live weights.
+        # The trainer is not thread-safe, and a copy reads the live weights.
         self._turn = asyncio.Lock()
 
     async def setup(self) -> None:
@@ -78,10 +82,10 @@ class ActorTrain(Worker):
         async with self._turn:
             if version != self._trainer.version:
                 raise ValueError(f"version {version} was asked for, the trainer holds {self._trainer.version}")
-            tensors, shards = await asyncio.to_thread(self._trainer.shards)
-            manifest = await self._publisher.publish(version, tensors, shards)
-            last = self._publisher.pushes[-1]
-            return Push(version, last.seconds, last.wire_bytes, manifest.digest)
+            tensors, shards = await asyncio.to_thread(self._copy)
+        manifest = await self._publisher.publish(version, tensors, shards)
+        last = self._publisher.pushes[-1]
+        return Push(version, last.seconds, last.wire_bytes, manifest.digest)
 
     @register(mode="execute_all")
     async def logprobs(
@@ -106,6 +110,11 @@ class ActorTrain(Worker):
     @property
     def _rank(self) -> int:
         return self.info.rank if self._config.processes > 1 else 0
+
+    def _copy(self) -> tuple[dict[str, Tensor], dict[str, Shard]]:
+        """This rank's shards in host memory, so that the next train step need not wait for a slow store."""
+        tensors, shards = self._trainer.shards()
+        return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}, shards
 
     def _load(self) -> Trainer:
         import torch
