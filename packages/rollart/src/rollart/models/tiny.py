@@ -57,6 +57,7 @@ def make_tiny_qwen3(folder: str | Path, seed: int, **shape: Any) -> Path:
 
 def _write_model(folder: Path, recipe: TinyQwen3) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     words = VOCABULARIES[recipe.vocabulary]
     pad, eos = CONTROL[recipe.vocabulary]
@@ -80,4 +81,5 @@ def _write_model(folder: Path, recipe: TinyQwen3) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = Qwen3ForCausalLM(config).float()
+    disable_progress_bar()  # there is nothing to wait for
     model.save_pretrained(folder, safe_serialization=True)
