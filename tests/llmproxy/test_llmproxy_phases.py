@@ -246,6 +246,28 @@ async def test_a_prefill_worker_with_old_weights_is_fenced() -> None:
     await proxy.close()
 
 
+async def test_a_cache_stays_where_it_was_computed_until_there_is_room_for_it() -> None:
+    p, d = prefiller(), decoder(speed=Rates(SLOW, 10.0, FAST, handoff=1_000.0, capacity=200.0))
+    proxy = LLMProxy([p, d])
+    tasks = [start(proxy, request(f"t{i}")) for i in range(3)]
+    await asyncio.sleep(3.5)  # the first decodes from 1.1 to 3.1, the others are computed
+    assert tasks[0].done() and p.pinned == 100  # the second's was taken when the first had ended
+    await asyncio.gather(*tasks)
+    assert asyncio.get_running_loop().time() < 8.0  # none was computed again
+    assert d.preemptions == 0 and idle(proxy, p, d)
+
+
+async def test_prefill_stops_where_nobody_takes_what_it_computes() -> None:
+    p = prefiller(speed=Rates(100.0, 10.0, FAST, capacity=350.0))
+    d = decoder(speed=Rates(SLOW, 10.0, FAST, handoff=1_000.0, capacity=150.0))
+    proxy = LLMProxy([p, d])
+    tasks = [start(proxy, request(f"t{i}", 40)) for i in range(6)]
+    await asyncio.sleep(4.9)  # the first decodes until 5.1; there is room for three more
+    assert (p.pinned, p.backlog()) == (300, 200)
+    await asyncio.gather(*tasks)
+    assert d.preemptions == 0 and idle(proxy, p, d)
+
+
 async def test_roles_need_their_methods() -> None:
     class Plain:
         id, hardware, role, version, context_limit = "x", "H800", "prefill", 0, 100

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llmproxy import GenerateRequest, GenerateResult, Partial, SimWorker, Span, UpdateFailed, WorkerLost, WrongState
 
@@ -143,6 +144,21 @@ async def test_cancelling_frees_the_engine_and_the_others_get_faster() -> None:
     assert worker.running == 1
     _, end = await tasks[1]
     assert end == pytest.approx(1.5, abs=1e-3)
+
+
+async def test_one_that_ends_because_another_is_dropped_ends_once() -> None:
+    worker = SimWorker("w", prefill_rate=1e9, decode_rate=1e9, decode_total=1.0)
+    handoff = await worker.prefill(request("a", 1))
+    first = asyncio.create_task(worker.generate(replace(request("a", 1), handoff=handoff)))
+    second = asyncio.create_task(worker.generate(request("b", 1, 1)))
+    await asyncio.sleep(1.0)
+    await asyncio.sleep(worker._advance() - 1.5e-6)
+    assert not second.done()
+    worker.die()  # without the first, the rest of the second is less than times are told apart by
+    with pytest.raises(WorkerLost):
+        await first
+    ended = await second
+    assert isinstance(ended, GenerateResult) and worker.running == 0 == worker.backlog()
 
 
 MOMENTS = st.integers(0, 500).map(lambda centiseconds: centiseconds / 100)

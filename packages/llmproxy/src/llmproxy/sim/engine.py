@@ -6,17 +6,19 @@ time of a step grows linearly with the resident tokens, the time of many steps h
 O(log batch), however many tokens lie before it (tests/llmproxy/test_llmproxy_engine.py: the same times as one step
 after the other).
 
-When keys and values fill the memory, the member that joined last is put back and computed again later.
+When keys and values fill the memory, the member that joined last is put back and computed again later, as far as
+others took its room by then. A cache that another worker computed stays there until there is room for it here.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections import deque
+from collections.abc import Callable
 from math import inf, sqrt
 from typing import Literal
 
+from .cache import Cache
 from .job import Job
 from .speed import Pace, Speed
 
@@ -38,7 +40,6 @@ class Engine:
         self._paused = False
         self._speed = speed
         self._capacity, self._batch, self._together = speed.capacity, speed.batch, speed.together
-        self._cache_tokens = cache_tokens
         self._share = share_prompts
         self._ended = ended
         self._queue: deque[Job] = deque()
@@ -53,13 +54,14 @@ class Engine:
         self._progress = 0.0
         self._based = 0.0  # sum of the members' `base`
         self._due = 0.0  # sum of the members' `due`
+        self._offered: deque[Job] = deque()  # their caches lie on other workers and wait for room
         self._arriving: list[tuple[float, int, Job]] = []
+        self._arriving_held = 0  # room that is reserved for them
         self._wire_free = 0.0
         self._pins: dict[str, int] = {}
         self._pinned = 0
         self._queued = 0
-        self._cache: OrderedDict[Hashable, int] = OrderedDict()
-        self._cached = 0
+        self._cache = Cache(cache_tokens)
         self._pace: Pace | None = None
         self._plan: tuple[float, Event] | None = None  # when and what happens next, while nothing intervenes
 
@@ -71,11 +73,8 @@ class Engine:
         self._plan = None
 
     def bring(self, job: Job) -> None:
-        """Its cache is on the way from another worker; what is here already is not sent."""
-        tokens = max(0, job.held - self._cache.get(job.request.trajectory_id, 0))
-        self._wire_free = max(self.at, self._wire_free) + self._speed.transfer(tokens)
-        self._serial += 1
-        heapq.heappush(self._arriving, (self._wire_free, self._serial, job))
+        """Its cache lies on another worker and is fetched once there is room."""
+        self._offered.append(job)
         self._queued += job.held
         self._plan = None
 
@@ -94,9 +93,13 @@ class Engine:
         elif job in self._queue:
             self._queue.remove(job)
             self._queued -= job.held
+        elif job in self._offered:
+            self._offered.remove(job)
+            self._queued -= job.held
         else:
             self._arriving = [item for item in self._arriving if item[2] is not job]
             heapq.heapify(self._arriving)
+            self._arriving_held -= job.held
             self._queued -= job.held
 
     def restart(self, jobs: list[Job]) -> None:
@@ -106,15 +109,16 @@ class Engine:
         self.forget()
         self._queue.clear()
         self._prompts.clear()
+        self._offered.clear()
         self._arriving.clear()
-        self._left, self._prompts_held, self._queued, self._pace, self._plan = 0.0, 0, 0, None, None
+        self._left, self._prompts_held, self._arriving_held, self._queued = 0.0, 0, 0, 0
+        self._pace = self._plan = None
         for job in jobs:
             self.add(job)
 
     def forget(self) -> None:
         self._plan = None
         self._cache.clear()
-        self._cached = 0
         self._pins.clear()
         self._pinned = 0
 
@@ -192,6 +196,7 @@ class Engine:
         wait, event = inf, ""
         if not self._paused:
             self._admit()
+            self._fetch()
             steps, event = self._next_steps()
             wait = self._seconds(steps)
         if self._arriving and (until := max(0.0, self._arriving[0][0] - self.at)) <= wait:
@@ -244,7 +249,7 @@ class Engine:
             assert self.version is not None
             job.make(job.length - job.made, self.version)
             self._leave(job)
-            self._remember(job.request.trajectory_id, job.held)
+            self._keep(job)
             self._ended(job)
         elif event == "prefilled":
             self._prefilled()
@@ -252,7 +257,9 @@ class Engine:
             self.preemptions += 1
             job = next(reversed(self._members))
             self._leave(job)
-            self._back(job)
+            self._keep(job)
+            self._queue.appendleft(job)
+            self._queued += job.held
         elif event == "arrived":
             self._arrived(heapq.heappop(self._arriving)[2])
 
@@ -262,28 +269,46 @@ class Engine:
         """Choose what to prefill next, once the prompts before are done."""
         if self._prompts or not self._queue:
             return
+        self._trim()
         total, reserved = 0.0, 0
-        room = self._capacity - self.resident - self._pinned
+        room = self._room()
         while self._queue:
             job = self._queue[0]
-            running = len(self._members) + len(self._prompts) + 1
-            alone = not (self._members or self._prompts or self._pinned)
+            running = len(self._members) + len(self._prompts) + len(self._arriving) + 1
+            alone = not (self._members or self._prompts or self._arriving or self._pinned)
             fits = alone or reserved + job.held + _HEADROOM * running <= room
-            cached = min(self._known(job), job.held - 1)
-            together = not self._prompts or total + job.held - cached <= self._together
+            known = min(self._known(job), job.held - 1)
+            together = not self._prompts or total + job.held - known <= self._together
             if not (fits and together and running <= self._batch):
                 break
             self._queue.popleft()
-            job.cached, job.need = cached, float(job.held - cached)
-            self._take(job.request.trajectory_id)
+            job.found(known)
+            job.need = float(job.held - known)
+            self._cache.take(job.request.trajectory_id)
             total += job.need
             reserved += job.held
             self._prompts.append(job)
         if self._prompts:
             self._prompts_held = reserved
             self._left = self._total = total
-            self._depth = sum(job.cached + job.need / 2 for job in self._prompts) / len(self._prompts)
+            self._depth = sum(job.known + job.need / 2 for job in self._prompts) / len(self._prompts)
             self._pace = None
+            self._trim()
+
+    def _fetch(self) -> None:
+        """Have the caches sent that there is room for, in order; behind what is waiting for room itself."""
+        while self._offered and (self._prompts or not self._queue):
+            job = self._offered[0]
+            running = len(self._members) + len(self._prompts) + len(self._arriving) + 1
+            fits = running == 1 or job.held + _HEADROOM * running <= self._room()
+            if not fits or running > self._batch:
+                break
+            self._offered.popleft()
+            job.known = min(self._cache.take(job.request.trajectory_id), job.held)  # is here and is not sent
+            self._wire_free = max(self.at, self._wire_free) + self._speed.transfer(job.held - job.known)
+            self._serial += 1
+            heapq.heappush(self._arriving, (self._wire_free, self._serial, job))
+            self._arriving_held += job.held
             self._trim()
 
     def _prefilled(self) -> None:
@@ -292,14 +317,15 @@ class Engine:
         for job in prompts:
             self._queued -= job.held
             if job.key is not None:
-                self._remember(job.key, job.held)
+                self._cache.keep(job.key, job.held)
             if job.only_prefill:
                 self._pins[job.request.request_id] = job.held
                 self._pinned += job.held
-                self._remember(job.request.trajectory_id, job.held)
+                self._cache.keep(job.request.trajectory_id, job.held)
                 self._ended(job)
             else:
                 self._join(job)
+        self._trim()
 
     def _join(self, job: Job) -> None:
         self._serial += 1
@@ -314,6 +340,7 @@ class Engine:
         self._pace = None
 
     def _leave(self, job: Job) -> None:
+        self._trim()  # the members never hold more than now
         self.settle(job)
         del self._members[job]
         job.joined, job.serial = None, 0
@@ -324,48 +351,36 @@ class Engine:
             self._progress = self._based = self._due = 0.0
             self._ends.clear()
 
-    def _back(self, job: Job) -> None:
-        self._queue.appendleft(job)
-        self._queued += job.held
-
     def _arrived(self, job: Job) -> None:
         handoff = job.request.handoff
         assert handoff is not None and handoff.version == self.version  # never tokens from a cache of other weights
         self._queued -= job.held
-        taken = handoff.params["source"].taken(handoff.params["key"])
-        room = self._capacity - self.resident - self._reserved()
-        if not taken:
-            self.add(job)
-        elif (job.held + _HEADROOM <= room and len(self._members) < self._batch) or not self._members:
-            self._take(job.request.trajectory_id)
-            job.cached = job.held
+        self._arriving_held -= job.held
+        if handoff.params["source"].taken(handoff.params["key"]):
+            job.found(job.held)
             self._join(job)
-        else:
-            self._remember(job.request.trajectory_id, job.held)
-            self._back(job)
+        else:  # it was lost; what was here before still is
+            self._cache.keep(job.request.trajectory_id, job.known)
+            self.add(job)
+
+    def _room(self) -> float:
+        """Tokens that no sequence holds and nobody was promised."""
+        return self._capacity - self.resident - self._reserved()
 
     def _reserved(self) -> int:
-        return self._pinned + self._prompts_held
-
-    # The prefix cache: whole contexts by trajectory, whole first prompts by content.
+        return self._pinned + self._prompts_held + self._arriving_held
 
     def _known(self, job: Job) -> int:
-        known = self._cache.get(job.request.trajectory_id, 0)
+        known = self._cache[job.request.trajectory_id]
         if not known and self._share:
             job.key = job.key or hash(tuple(job.request.prompt_ids))
-            known = self._cache.get(job.key, 0)
+            known = self._cache[job.key]
         return known
 
-    def _take(self, key: Hashable) -> None:
-        self._cached -= self._cache.pop(key, 0)
-
-    def _remember(self, key: Hashable, tokens: int) -> None:
-        self._cached += tokens - self._cache.pop(key, 0)
-        self._cache[key] = tokens
+    def _keep(self, job: Job) -> None:
+        self._cache.keep(job.request.trajectory_id, job.held)
         self._trim()
 
     def _trim(self) -> None:
-        """What sequences do not need holds what was computed before, the latest used longest."""
-        room = min(self._cache_tokens, self._capacity - self.resident - self._reserved())
-        while len(self._cache) > 1 and self._cached > room:
-            self._cached -= self._cache.popitem(last=False)[1]
+        if self._cache.tokens:
+            self._cache.trim(self._room())

@@ -21,6 +21,7 @@ class Job:
         "due",
         "joined",
         "key",
+        "known",
         "length",
         "made",
         "need",
@@ -36,7 +37,8 @@ class Job:
         self.answer = answer
         self.only_prefill = only_prefill
         self.need = 0.0
-        self.cached = 0
+        self.cached: int | None = None  # of its context, when it was first looked for
+        self.known = 0  # the same, when last
         self.made = 0
         self.joined: float | None = None
         self.base = 0.0  # tokens held minus where the counter stands, the same for as long as it decodes
@@ -50,6 +52,12 @@ class Job:
         """Tokens whose keys and values it needs."""
         before = self.request.resume
         return len(self.request.prompt_ids) + (len(before.token_ids) if before else 0) + self.made
+
+    def found(self, known: int) -> None:
+        """So much of its context need not be computed now."""
+        self.known = known
+        if self.cached is None:
+            self.cached = known
 
     def make(self, tokens: int, version: int) -> None:
         if tokens > 0:

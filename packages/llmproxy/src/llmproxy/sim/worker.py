@@ -283,11 +283,11 @@ class SimWorker:
         if job.only_prefill:
             assert self.version is not None
             key = job.request.request_id
-            answer: Answer = Handoff(self.id, self.version, {"source": self, "key": key}, job.cached)
+            answer: Answer = Handoff(self.id, self.version, {"source": self, "key": key}, job.cached or 0)
         else:
             done = self._partial(job)
             reason: FinishReason = "length" if done.remaining == 0 else "stop"
-            timing = Timing(cached_tokens=job.cached)
+            timing = Timing(cached_tokens=job.cached or 0)
             answer = GenerateResult(done.token_ids, done.logprobs, done.spans, reason, self.id, timing)
         del self._jobs[job.request.request_id]
         if not job.answer.done():
@@ -306,9 +306,10 @@ class SimWorker:
 
     def _drop(self, job: Job, answer: Partial | Exception | None = None) -> None:
         """Take a job out of the engine and answer its caller, unless that has gone."""
+        if self._jobs.pop(job.request.request_id, None) is not job:
+            return  # it ended when another was dropped, which left the rest of the batch faster
         self._engine.drop(job)
         _take(job.request)
-        del self._jobs[job.request.request_id]
         if job.answer.done() or answer is None:
             return
         if isinstance(answer, Exception):
