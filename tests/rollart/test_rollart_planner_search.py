@@ -14,7 +14,7 @@ from rollart.cli.main import main
 from rollart.cli.plan import parse_classes, parse_gpus
 from rollart.errors import ConfigError
 from rollart.planner.candidate import Candidate, Part, steps_between
-from rollart.planner.estimate import estimate
+from rollart.planner.estimate import demand_of, estimate
 from rollart.planner.search import Search, affinities, candidates, fleets_within, given_candidate
 from rollart.simulate.catalog import builtin
 from rollart.simulate.config import load_simulation, make_simulation
@@ -55,6 +55,18 @@ def test_engines_of_several_widths_and_contexts_computed_apart_are_tried() -> No
     alone = [one for one in candidates(make_simulation(TREE), {"H800": 40}, (1.0,)) if len(one.generation) == 2]
     cuts = {tuple((part.role, part.gpus) for part in one.generation) for one in alone}
     assert (("prefill", 8), ("decode", 24)) in cuts and (("prefill", 16), ("decode", 16)) in cuts
+
+
+def test_without_a_prefix_cache_each_turn_computes_all_before_it() -> None:
+    profile = builtin().profile("swe-bench")
+    with_cache, without = (demand_of(profile, 65_536, caches) for caches in (True, False))
+    first, later, reply = profile.prompt.average, profile.observation.average, profile.response.average
+    turns = with_cache.turns
+    contexts = [first + turn * (later + reply) for turn in range(round(turns))]
+    assert without.computed == pytest.approx(sum(contexts), rel=0.05)
+    assert with_cache.computed == pytest.approx(first + (turns - 1) * later)
+    tree = {**TREE, "simulate": {**TREE["simulate"], "prefix_cache": False}}
+    assert estimate(make_simulation(tree)).generate > estimate(make_simulation(TREE)).generate
 
 
 def test_a_class_may_train_as_a_whole_while_another_generates() -> None:

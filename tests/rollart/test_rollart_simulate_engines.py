@@ -20,7 +20,7 @@ def virtual(work):
         return runner.run(work)
 
 
-def engine(name: str, node: Node, *, probed: bool = True) -> Generator:
+def engine(name: str, node: Node, *, probed: bool = True, caches: bool = True) -> Generator:
     speed = Roofline(builtin().device("H800").device("H800"), builtin().shape("qwen3-8b"))
     return Generator(
         name,
@@ -29,6 +29,7 @@ def engine(name: str, node: Node, *, probed: bool = True) -> Generator:
         node=node,
         pulls=True,
         probed=probed,
+        caches=caches,
         role="both",
         context_limit=32_768,
         update_s=2.0,
@@ -45,6 +46,20 @@ def test_tokens_are_counted_and_the_time_is_busy() -> None:
         assert subject.busy.seconds() == pytest.approx(now)
 
     virtual(run())
+
+
+@pytest.mark.parametrize("caches", [True, False])
+def test_a_later_turn_computes_what_is_new_or_without_a_prefix_cache_all(caches: bool) -> None:
+    async def run() -> list[int]:
+        subject = engine("gen-0", Node(0, Link(), 1.0), caches=caches)
+        found = []
+        for number, tokens in enumerate((1000, 2000, 3000)):
+            result = await subject.generate(GenerateRequest("t", Blank(tokens, 50), 100, request_id=str(number)))
+            assert not isinstance(result, Partial)
+            found.append(result.timing.cached_tokens)
+        return found
+
+    assert virtual(run()) == ([0, 1050, 2050] if caches else [0, 0, 0])
 
 
 def test_an_interrupted_generation_makes_what_is_left_of_its_reply() -> None:

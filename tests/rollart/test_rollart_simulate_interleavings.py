@@ -40,6 +40,7 @@ def world(seed: int) -> dict[str, Any]:
             "alpha": random.choice((0.0, 0.5, 1.0, 2.0)) if crossing else 0.0,
             "spare_groups": random.randint(0, 2),
             "spare_members": random.randint(0, 2),
+            "patience": random.choice((0.0, 1.0, 3.0)),
             "drop_uniform": False,
         },
         "train": {"minibatches": 1},

@@ -56,6 +56,11 @@ def run(folder: Path, configuration: dict[str, Any]) -> Simulated:
         place.close()
 
 
+def test_without_a_prefix_cache_the_same_run_takes_longer(tmp_path: Path) -> None:
+    times = {caches: run(tmp_path / str(caches), tree(prefix_cache=caches)).elapsed_s for caches in (True, False)}
+    assert times[False] > 1.01 * times[True]
+
+
 @pytest.mark.parametrize("mode", ["rollart", "areal", "one_off", "sync_plus", "sync"])
 def test_every_mode_runs_to_its_end_with_the_invariants_kept(tmp_path: Path, mode: str) -> None:
     simulated = run(tmp_path / "run", tree(mode))

@@ -57,15 +57,16 @@ class Estimate(Struct, frozen=True, kw_only=True):
         return max(self.generate + self.tail, self.train + self.weights)
 
 
-def demand_of(profile: Profile, context: int) -> Demand:
-    """The averages of a profile, within the context."""
+def demand_of(profile: Profile, context: int, caches: bool = True) -> Demand:
+    """The averages of a profile, within the context; without `caches`, each turn computes the whole of it."""
     turns = max(1.0, profile.turns.average)
     first, later, reply = profile.prompt.average, profile.observation.average, profile.response.average
     if profile.latest_only:
         computed, resident, total = turns * first, first + reply, turns * (first + reply)
     else:
         turns = min(turns, max(1.0, (context - first) / (later + reply)))
-        computed = first + (turns - 1) * later
+        again = 0.0 if caches else (turns - 1) * (first + (turns - 2) / 2 * later + turns / 2 * reply)
+        computed = first + (turns - 1) * later + again
         total = computed + turns * reply
         resident = (first + reply + total) / 2
     varied = profile.response.std / reply / sqrt(turns) if reply else 0.0
@@ -97,7 +98,8 @@ def estimate(simulation: Simulation) -> Estimate:
     """The closed form for a configuration."""
     config = simulation.config
     context = config.generation.max_model_len
-    demands = {name: demand_of(profile, context) for name, profile in simulation.profiles.items()}
+    caches = simulation.world.prefix_cache
+    demands = {name: demand_of(profile, context, caches) for name, profile in simulation.profiles.items()}
     weights = {name: config.tasks[name].weight for name in demands}
     total = sum(weights.values())
     alive = min((1 + config.buffer.alpha) * simulation.batch, config.rollout.concurrency)

@@ -212,7 +212,8 @@ def fleets_within(catalog: Catalog, classes: Sequence[str], budget: float) -> li
 def _spent(given: Simulation, fleet: Sequence[Part], hardware: str, task: str) -> float:
     part = next(part for part in fleet if part.hardware == hardware)
     speed = speed_of(given, FleetConfig(hardware=hardware, gpus=part.gpus, tensor_parallel=part.tensor_parallel))
-    demand = demand_of(given.profiles[task], given.config.generation.max_model_len)
+    context = given.config.generation.max_model_len
+    demand = demand_of(given.profiles[task], context, given.world.prefix_cache)
     return engine_seconds(speed, demand, 16.0)[0]
 
 

@@ -114,6 +114,9 @@ class SimulateConfig(_Section, frozen=True):
     """Classes that the catalog does not have, or has otherwise."""
     calibration: dict[str, float] = msgspec.field(default_factory=dict)
     """Constants that differ from the catalog's."""
+    prefix_cache: bool = True
+    """Engines keep the contexts that they computed, and a turn computes what is new; else every turn computes its
+    whole context."""
     probe: bool = True
     """The parity probe takes its turn behind the contexts that engines rebuild after an update; else it takes no
     time, as in systems that have none."""

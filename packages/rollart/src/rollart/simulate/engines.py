@@ -87,19 +87,21 @@ class Generator(SimWorker):
         node: Node,
         pulls: bool,
         probed: bool,
+        caches: bool,
         role: Role,
         context_limit: int,
         update_s: float,
     ) -> None:
         """`pulls` says that versions come through the node's link; else they are broadcast in an update.
-        Without `probed`, requests that are no trajectory's turn are answered at once."""
+        Without `probed`, requests that are no trajectory's turn are answered at once; without `caches`, each turn
+        computes its whole context."""
         self._crowded = Crowded(speed)
         super().__init__(
             id,
             hardware=speed.device.name,
             role=role,
             context_limit=context_limit,
-            cache_tokens=inf,
+            cache_tokens=inf if caches else 0,
             update_time=update_s,
             length=_length,
             speed=self._crowded,
