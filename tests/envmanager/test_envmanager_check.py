@@ -127,6 +127,8 @@ def test_names():
         ("envmanager.values:nothing", "has no attribute 'nothing'"),
         ("envmanager.errors:KINDS", "is a tuple"),
         ("gymnasium:Nope-v1", "gymnasium:Nope-v1: "),
+        ("envmanager.barrier:Barrier", "too many positional arguments; name a function of the key"),
+        (f"{HERE}:Good?nothing=1", "got an unexpected keyword argument 'nothing'; name a function of the key"),
         ("shop:all?products=many", "has 'many' products; give it an integer"),
         ("shop:all?products=0", "has 0 products"),
     ],
@@ -137,7 +139,7 @@ def test_wrong_names(name, said):
 
 
 def test_modules_of_the_current_directory_are_found(tmp_path, monkeypatch):
-    (tmp_path / "maze_of_this_test.py").write_text("class Maze:\n    blocking = False\n")
+    (tmp_path / "maze_of_this_test.py").write_text("class Maze:\n    def __init__(self, key): ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
     assert named("maze_of_this_test:Maze").__name__ == "Maze"

@@ -7,6 +7,7 @@ Invariant: a wrong name is an UnknownEnv that says what is wrong with it
 
 import functools
 import importlib
+import inspect
 import os
 import sys
 from typing import Any
@@ -55,6 +56,7 @@ def named(name: str) -> MakeEnv:
             raise UnknownEnv(f"{name!r}: {error}") from error
         return made
     factory = imported(where)
+    _check_call(name, factory, options)
     if not options:
         return factory
     bound = functools.partial(factory, **options)
@@ -75,6 +77,20 @@ def imported(path: str) -> Any:
     if not callable(found):
         raise UnknownEnv(f"{path!r} is a {type(found).__name__}; name something that can be called")
     return found
+
+
+def _check_call(name: str, factory: Any, options: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # what is written in C may tell none
+        return
+    try:
+        signature.bind("key", **options)
+    except TypeError as error:
+        raise UnknownEnv(
+            f"{name!r} is called with the key of an instance and the options: {error}; "
+            "name a function of the key that makes the environment"
+        ) from error
 
 
 def _value(text: str) -> Any:
