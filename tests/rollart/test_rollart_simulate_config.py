@@ -46,6 +46,10 @@ def test_a_training_configuration_needs_no_section_of_its_own() -> None:
             {"faults": [{"kind": "nod", "at": 5}]},
             r"faults.0.kind = 'nod': must be one of .*did you mean node",
         ),
+        (
+            {"faults": [{"kind": "link", "at": 5, "count": 9}, {"kind": "node", "at": 5, "count": 3}]},
+            r"simulate.faults.1.count = 3: generation stands on 2 nodes; give at most so many",
+        ),
         ({"generation": [{"hardware": "H800", "gpus": 3, "tensor_parallel": 2}]}, "not a multiple"),
         ({"generation": [{"hardware": "H800", "gpus": 8, "role": "prefill"}]}, "need each other"),
         ({"calibration": {"speed": 1.0}}, "is not a constant; there are compute"),

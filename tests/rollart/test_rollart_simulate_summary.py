@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from rollart.cli.simulate import _counted
 from rollart.simulate.config import make_simulation
 from rollart.simulate.run import Simulated
-from rollart.simulate.summary import summarize
+from rollart.simulate.summary import Summary, summarize
 
 
 def row(step: int, seconds: float, delivered: int, stale: int) -> dict[str, Any]:
@@ -44,8 +45,29 @@ def test_means_are_over_the_counted_iterations() -> None:
         rows=rows, elapsed_s=1.0, generation_used={}, training_used=0.0, rewards_used=None, turns=0, preemptions=0
     )
     summary = summarize(simulation, simulated)
-    assert summary.counted == 2
+    assert (summary.first, summary.counted) == (3, 2)
     assert summary.step_s == pytest.approx(10.0)
     assert summary.tokens_per_s == pytest.approx(100.0)
     assert summary.stale == pytest.approx(5 / 25)
     assert summary.cost == pytest.approx(10 * 10 / 3600 / 100 * 1000)
+
+
+@pytest.mark.parametrize(
+    ("first", "counted", "ran", "words"),
+    [
+        (
+            3,
+            5,
+            8,
+            "mean of iterations 3 to 7 of 8: those before fill empty queues and the last commits its own weights",
+        ),
+        (3, 1, 4, "mean of iteration 3 of 4: those before fill empty queues and the last commits its own weights"),
+        (1, 1, 2, "mean of iteration 1 of 2: the last commits its own weights"),
+        (1, 1, 1, "mean of iteration 1 of 1"),
+    ],
+)
+def test_it_is_said_which_iterations_count_and_why(first: int, counted: int, ran: int, words: str) -> None:
+    nothing = dict.fromkeys(
+        ("step_s", "tokens_per_s", "cost", "staleness", "stale", "push_s", "pull_s", "exposed_s"), 0.0
+    )
+    assert _counted(Summary(first=first, counted=counted, parts={}, **nothing), ran) == words

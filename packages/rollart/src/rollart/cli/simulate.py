@@ -59,7 +59,7 @@ def _show(console: Console, simulation: Simulation, simulated: Simulated, summar
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in (
         ("devices", devices),
-        ("step time", f"{summary.step_s:.1f} s (mean of {summary.counted} iterations)"),
+        ("step time", f"{summary.step_s:.1f} s ({_counted(summary, len(simulated.rows))})"),
         ("throughput", f"{summary.tokens_per_s:,.0f} tokens/s"),
         ("cost a trajectory", f"{summary.cost:.3f} H20 hours per thousand"),
         ("staleness", f"{summary.staleness:.2f} on average, {summary.stale:.1%} thrown away for their age"),
@@ -71,3 +71,13 @@ def _show(console: Console, simulation: Simulation, simulated: Simulated, summar
     table.add_row("parts of a step", f"{parts} s")
     table.add_row("simulated", f"{simulated.elapsed_s:,.0f} s, {simulated.turns:,} turns in {seconds:.1f} CPU s")
     console.print(table)
+
+
+def _counted(summary: Summary, ran: int) -> str:
+    """Which iterations the means are of, and why not all."""
+    last = summary.first + summary.counted - 1
+    which = f"iteration {last}" if summary.counted == 1 else f"iterations {summary.first} to {last}"
+    before = "" if summary.first == 1 else "those before fill empty queues"
+    after = "" if last == ran else "the last commits its own weights"
+    why = " and ".join(filter(None, (before, after)))
+    return f"mean of {which} of {ran}" + (f": {why}" if why else "")

@@ -137,7 +137,6 @@ def speed_of(simulation: Simulation, fleet: FleetConfig) -> Roofline:
 
 def _engines(simulation: Simulation, fleet: FleetConfig, nodes: list[Node]) -> list[Generator]:
     constants = simulation.catalog.calibration
-    hardware = simulation.catalog.device(fleet.hardware)
     weights = simulation.shape.parameters * simulation.shape.bytes_each
     stored = simulation.world.transport == "store"
     if stored:
@@ -151,7 +150,7 @@ def _engines(simulation: Simulation, fleet: FleetConfig, nodes: list[Node]) -> l
         _ = speed.capacity
     except ValueError as error:
         raise ConfigError("simulate.generation", fleet.hardware, str(error)) from None
-    each = max(1, hardware.node // fleet.tensor_parallel)
+    each = simulation.engines_a_node(fleet)
     made: list[Generator] = []
     for number in range(fleet.engines):
         if number % each == 0:

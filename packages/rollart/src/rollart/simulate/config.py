@@ -8,7 +8,7 @@ tests/rollart/test_rollart_simulate_config.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import floor
+from math import ceil, floor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -158,6 +158,14 @@ class Simulation(Struct, frozen=True):
             counts[name] = counts.get(name, 0) + gpus
         return counts
 
+    def engines_a_node(self, fleet: FleetConfig) -> int:
+        return max(1, self.catalog.device(fleet.hardware).node // fleet.tensor_parallel)
+
+    @property
+    def nodes(self) -> int:
+        """Hosts of engines."""
+        return sum(ceil(fleet.engines / self.engines_a_node(fleet)) for fleet in self.fleets)
+
     @property
     def cost(self) -> float:
         """Of an hour, in hours of an H20."""
@@ -267,6 +275,7 @@ def _check(simulation: Simulation) -> None:
         if fleet.gpus % fleet.tensor_parallel:
             reason = f"is not a multiple of tensor_parallel {fleet.tensor_parallel}"
             raise ConfigError(f"simulate.generation.{index}.gpus", fleet.gpus, reason)
+    _check_faults(simulation)
     proxies = simulation.config.generation.proxies
     if proxies > 1:
         raise ConfigError("generation.proxies", proxies, "a simulation has one, with its own router; 1 works")
@@ -279,3 +288,10 @@ def _check(simulation: Simulation) -> None:
         )
     if simulation.training.shared and len(simulation.fleets) != 1:
         raise ConfigError("simulate.training.shared", True, "needs one fleet, whose devices the trainer takes")
+
+
+def _check_faults(simulation: Simulation) -> None:
+    for index, fault in enumerate(simulation.world.faults):
+        if fault.kind in ("node", "freeze") and fault.count > simulation.nodes:
+            reason = f"generation stands on {simulation.nodes} nodes; give at most so many"
+            raise ConfigError(f"simulate.faults.{index}.count", fault.count, reason)

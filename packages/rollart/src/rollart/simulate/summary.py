@@ -15,8 +15,11 @@ WARM_UP, CLOSING = 2, 1
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """Means over the counted iterations. `cost` is in H20 device-hours per thousand trained trajectories."""
+    """Means over the `counted` iterations from `first` on. `cost` is in H20 device-hours per thousand trajectories that
+    were trained.
+    """
 
+    first: int
     counted: int
     step_s: float
     tokens_per_s: float
@@ -49,6 +52,7 @@ def summarize(simulation: Simulation, simulated: Simulated) -> Summary:
         for column in ("delivered", "surplus", "stale", "filtered", "failed", "cancelled")
     }
     return Summary(
+        first=warm_up + 1,
         counted=number,
         step_s=step_s,
         tokens_per_s=mean("train/batch_tokens") / step_s,
