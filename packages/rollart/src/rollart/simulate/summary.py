@@ -15,8 +15,8 @@ WARM_UP, CLOSING = 2, 1
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """Means over the `counted` iterations from `first` on. `cost` is in H20 device-hours per thousand trajectories that
-    were trained.
+    """Means over the `counted` iterations from `first` on. `cost` is in H20 device-hours per thousand trajectories
+    trained.
     """
 
     first: int
