@@ -69,6 +69,23 @@ def test_without_a_prefix_cache_each_turn_computes_all_before_it() -> None:
     assert estimate(make_simulation(tree)).generate > estimate(make_simulation(TREE)).generate
 
 
+def test_splits_of_a_large_fleet_differ_by_a_share_of_it() -> None:
+    shares = [
+        sorted({one.training.gpus for one in candidates(make_simulation(TREE), {"H800": gpus}, (1.0,))})
+        for gpus in (64, 3008)
+    ]
+    assert shares[0] == list(range(8, 64, 8))
+    assert 40 <= len(shares[1]) <= 48 and {b - a for a, b in zip(shares[1], shares[1][1:], strict=False)} == {64}
+
+
+def test_as_many_trainers_push_for_each_device_as_in_the_file() -> None:
+    tree = {**TREE, "simulate": {**TREE["simulate"], "training": {"hardware": "H800", "gpus": 16, "push_streams": 2}}}
+    start = given_candidate(make_simulation(tree))
+    for gpus, streams in ((32, 4), (16, 2), (8, 1)):
+        split = Candidate(start.generation, Part("H800", gpus))
+        assert make_simulation(split.tree(tree)).training.push_streams == streams
+
+
 def test_a_class_may_train_as_a_whole_while_another_generates() -> None:
     given = make_simulation(TREE)
     found = list(candidates(given, {"H800": 8, "H20": 8}, (1.0,)))

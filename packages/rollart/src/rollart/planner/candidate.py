@@ -34,12 +34,7 @@ class Candidate(Struct, frozen=True):
         tree: dict[str, Any] = deepcopy(dict(base))
         world = tree.setdefault("simulate", {})
         world["generation"] = [_fleet(part) for part in self.generation]
-        training = dict(world.get("training") or {})
-        world["training"] = training | {
-            "hardware": self.training.hardware,
-            "gpus": self.training.gpus,
-            "shared": False,
-        }
+        world["training"] = _training(world.get("training") or {}, self.training)
         buffer = tree.setdefault("buffer", {})
         buffer["alpha"] = self.alpha
         buffer["spare_groups"], buffer["spare_members"] = self.spare_groups, self.spare_members
@@ -69,6 +64,14 @@ def _parallel_of(candidate: Candidate, part: Part) -> int:
     found = (one.tensor_parallel for one in candidate.generation if one.hardware == part.hardware)
     parallel = next(found, part.tensor_parallel)
     return parallel if part.gpus % parallel == 0 else part.tensor_parallel
+
+
+def _training(given: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    """As many devices for each rank that pushes its part of the weights as were given."""
+    training = {**given, "hardware": part.hardware, "gpus": part.gpus, "shared": False}
+    if "push_streams" in given and "gpus" in given:
+        training["push_streams"] = max(1, round(given["push_streams"] * part.gpus / given["gpus"]))
+    return training
 
 
 def _fleet(part: Part) -> dict[str, Any]:

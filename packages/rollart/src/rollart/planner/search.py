@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from rollart.simulate.summary import Summary, summarize
 
 _NODE = 8
 _PARALLEL = (1, 2, 4, 8)
+_SPLITS = 48
+"""Splits that are tried, at most: those of larger fleets differ by a share of the fleet, not by a node."""
 _WIDTHS = 3
 _CONTEXTS = 2
 """Whole contexts that an engine must have room for."""
@@ -150,7 +153,7 @@ def candidates(given: Simulation, gpus: Mapping[str, int], alphas: Sequence[floa
     catalog = given.catalog
     trains = max(gpus, key=lambda name: catalog.device(name).tflops)
     groups = given.config.buffer.batch_groups
-    for share in range(_NODE, gpus[trains] + 1, _NODE):
+    for share in range(_NODE, gpus[trains] + 1, _NODE * ceil(gpus[trains] / _NODE / _SPLITS)):
         if share == sum(gpus.values()):
             continue  # nothing would generate
         training = Part(trains, share)
