@@ -6,14 +6,22 @@ import multiprocessing
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rollart.errors import CheckpointError
 from rollart.runtime.checkpoint import Checkpoints, RunState
 
+SIZES = {"weights/model.bin": 1000}
+
 
 def state(step: int) -> RunState:
     return RunState(step=step, trainer_version=step, elapsed_s=1.5, buffer=b"buffer %d" % step)
+
+
+def written(step: int) -> RunState:
+    """As it is read back."""
+    return msgspec.structs.replace(state(step), sizes=SIZES)
 
 
 async def save(folder: Path) -> None:
@@ -26,7 +34,7 @@ async def test_a_written_checkpoint_reads_back(tmp_path: Path) -> None:
     assert checkpoints.latest() is None
     place = await checkpoints.write(state(3), save)
     assert checkpoints.latest() == place
-    assert checkpoints.read(place) == state(3)
+    assert checkpoints.read(place) == written(3)
     assert (place / "weights" / "model.bin").stat().st_size == 1000
 
 
@@ -35,7 +43,7 @@ async def test_only_the_last_ones_are_kept_and_a_step_can_be_written_again(tmp_p
     for step in (1, 5, 10, 10):
         await checkpoints.write(state(step), save)
     assert checkpoints.steps() == [5, 10]
-    assert checkpoints.read(tmp_path / "step-000010") == state(10)
+    assert checkpoints.read(tmp_path / "step-000010") == written(10)
 
 
 async def test_a_failed_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
@@ -51,6 +59,22 @@ async def test_a_failed_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-000001"]
     await checkpoints.write(state(3), save)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-000001", "step-000003"]
+
+
+async def test_a_damaged_checkpoint_is_told_by_its_file(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    first, second = await checkpoints.write(state(1), save), await checkpoints.write(state(2), save)
+    (second / "weights" / "model.bin").write_bytes(b"w" * 999)
+    with pytest.raises(CheckpointError, match=r"bin has 999 bytes, not the 1000 written; remove .*step-000002"):
+        checkpoints.read(second)
+    (first / "weights" / "model.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.bin is not there.*no older one: start the run anew"):
+        checkpoints.read(first)
+    (second / "state.msgpack").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"state\.msgpack: .*remove .*step-000002 to resume"):
+        checkpoints.read(second)
+    (tmp_path / "step-000009").touch()
+    assert checkpoints.steps() == [1, 2]
 
 
 async def test_what_the_trainer_raises_passes_through(tmp_path: Path) -> None:
@@ -84,7 +108,7 @@ async def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, limit: int
     writer.join()
     assert writer.exitcode == 7
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-000001"]
-    assert checkpoints.read(tmp_path / "step-000001") == state(1)
+    assert checkpoints.read(tmp_path / "step-000001") == written(1)
     await checkpoints.write(state(2), save)
     assert checkpoints.steps() == [1, 2]
 
@@ -120,7 +144,7 @@ async def test_a_killed_writer_leaves_the_last_checkpoint(tmp_path: Path, at: st
     assert writer.exitcode == -9
     latest = checkpoints.latest()
     assert latest is not None
-    assert checkpoints.read(latest) == state(1)
+    assert checkpoints.read(latest) == written(1)
     await checkpoints.write(state(3), save)
     assert checkpoints.steps() == [1, 3]
 
@@ -130,7 +154,7 @@ async def test_a_damaged_state_is_named_with_its_remedy(tmp_path: Path, content:
     checkpoints = Checkpoints(tmp_path)
     place = await checkpoints.write(state(1), save)
     (place / "state.msgpack").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"state\.msgpack.*remove .*step-000001"):
+    with pytest.raises(CheckpointError, match=r"state\.msgpack.*start the run anew"):
         checkpoints.read(place)
 
 

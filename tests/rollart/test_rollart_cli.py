@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,28 @@ def test_an_existing_run_is_refused_with_the_three_ways_on(
 def test_a_resume_without_a_checkpoint_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*prepared(tmp_path, "failed"), "--resume"]) == 2
     assert "no checkpoint" in capsys.readouterr().err
+
+
+def test_resuming_a_run_without_a_checkpoint_names_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared(tmp_path, "running")
+    run = tmp_path / "runs" / "a"
+    assert main(["resume", str(run)]) == 2
+    assert capsys.readouterr().err == (
+        f"rollart: {run} holds no checkpoint; start it anew: rollart train {run / 'config.yaml'} --overwrite\n"
+    )
+
+
+def test_a_full_disk_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "config.yaml"))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main(["init", str(tmp_path / "new.yaml")]) == 2
+    assert "config.yaml cannot be written: No space left on device; see to room" in capsys.readouterr().err
 
 
 def test_continue_says_that_a_finished_run_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

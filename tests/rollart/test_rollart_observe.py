@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollart.observe import ClockMisuse, CorruptFile, RunInfo, StepClock, read_run, write_run
+from rollart.observe.files import replace_file
 
 
 class Hand:
@@ -125,3 +127,25 @@ def test_a_killed_run_is_read_as_killed(tmp_path: Path) -> None:
     gone = read_run(tmp_path)
     assert gone is not None
     assert (gone.status, "rollart resume" in gone.reason) == ("killed", True)
+
+
+def test_how_a_run_ended_is_written_on_a_full_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there is written over: a file keeps the block that it has."""
+    write_run(tmp_path, RunInfo(name="a", status="running"))
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("rollart.observe.runinfo.replace_file", full)
+    write_run(tmp_path, RunInfo(name="a", status="failed", reason="x" * 10_000))
+    info = read_run(tmp_path)
+    assert info is not None and info.status == "failed" and info.reason == "x" * 500
+    with pytest.raises(OSError, match="No space"):
+        write_run(tmp_path / "other", info)
+
+
+def test_a_replacement_that_fails_leaves_no_draft(tmp_path: Path) -> None:
+    (tmp_path / "place").mkdir()
+    with pytest.raises(IsADirectoryError):
+        replace_file(tmp_path / "place", b"x")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["place"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 
 class RollArtError(Exception):
     """Base of every error that rollart raises on purpose."""
@@ -27,6 +30,25 @@ class RunMissing(RollArtError):
 
 class CheckpointError(RollArtError):
     """Raised when a checkpoint is incomplete or was written by an incompatible version."""
+
+
+class CannotWrite(RollArtError):
+    """Raised when a file of the run cannot be written: a full disk, a quota, a limit, a folder that is read-only."""
+
+    def __init__(self, place: Path | str, reason: str) -> None:
+        super().__init__(
+            f"{place} cannot be written: {reason}; see to room and permissions there, then rollart resume goes on"
+        )
+
+
+_UNWRITABLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM))
+
+
+def unwritable(error: BaseException, folder: Path) -> CannotWrite | None:
+    """What an error of the operating system says of `folder` or a file that it names; None for any other."""
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+        return CannotWrite(error.filename or folder, error.strerror or str(error))
+    return None
 
 
 class ParityError(RollArtError):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollart.errors import RollArtError
+from rollart.errors import RollArtError, unwritable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,6 +17,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.command(arguments))
     except RollArtError as error:
         print(f"rollart: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if (told := unwritable(error, Path())) is None:
+            raise
+        print(f"rollart: {told}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

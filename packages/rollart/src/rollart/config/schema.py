@@ -33,7 +33,7 @@ class RunConfig(Section, frozen=True):
 
     name: Name = "run"
     """Its results are in `folder`/`name`."""
-    folder: str = "runs"
+    folder: Annotated[str, Meta(pattern=r"^[^\x00]*$")] = "runs"
     """Where runs lie."""
     seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     """Of the task instances and their order, the engines' draws, a tiny model's weights."""

@@ -7,6 +7,7 @@ Invariants (tests/rollart/test_rollart_observe.py): it is replaced as a whole, s
 
 from __future__ import annotations
 
+import errno
 import fcntl
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +22,8 @@ Status = Literal["running", "finished", "interrupted", "failed", "killed"]
 
 
 LOCK = ".lock"
+# Characters of a reason with which a description surely fits into one block.
+_SHORT = 500
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
@@ -41,7 +44,21 @@ class RunInfo(msgspec.Struct, kw_only=True):
 def write_run(folder: Path | str, info: RunInfo) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / "run.json", msgspec.json.format(msgspec.json.encode(info)) + b"\n")
+    path, content = folder / "run.json", msgspec.json.format(msgspec.json.encode(info)) + b"\n"
+    try:
+        replace_file(path, content)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not path.exists():
+            raise
+        _write_over(path, info)
+
+
+def _write_over(path: Path, info: RunInfo) -> None:
+    """On a full disk the file still has the block that it takes: how the run ended is not lost."""
+    with path.open("r+b") as file:
+        short = msgspec.structs.replace(info, reason=info.reason[:_SHORT])
+        file.write(msgspec.json.format(msgspec.json.encode(short)) + b"\n")
+        file.truncate()
 
 
 def read_run(folder: Path | str) -> RunInfo | None:

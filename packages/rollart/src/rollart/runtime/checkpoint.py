@@ -33,6 +33,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float
     buffer: bytes
     """The sample buffer's encoded state: unfinished keys, finished members, the task cursor, the ledger."""
+    sizes: dict[str, int] = {}
+    """Bytes of each file of the trainer's, so that one that was cut off is found before anything starts."""
 
 
 class Checkpoints:
@@ -46,7 +48,7 @@ class Checkpoints:
         """Steps of the complete checkpoints, oldest first."""
         if not self.folder.is_dir():
             return []
-        names = (_NAME.match(entry.name) for entry in self.folder.iterdir())
+        names = (_NAME.match(entry.name) for entry in self.folder.iterdir() if entry.is_dir())
         return sorted(int(match[1]) for match in names if match)
 
     def latest(self) -> Path | None:
@@ -65,6 +67,7 @@ class Checkpoints:
         try:
             staging.mkdir(parents=True)
             await save_trainer(staging)
+            state = msgspec.structs.replace(state, sizes=_sizes(staging))
             (staging / "state.msgpack").write_bytes(msgspec.msgpack.encode(state))
             _sync_tree(staging)
             if place.exists():
@@ -83,15 +86,25 @@ class Checkpoints:
         return place
 
     def read(self, place: Path) -> RunState:
-        """The driver's state in a checkpoint. Raises CheckpointError naming the file and the remedy."""
+        """The driver's state in a whole checkpoint. Raises CheckpointError naming the file and the remedy."""
         path = place / "state.msgpack"
         try:
             state = msgspec.msgpack.decode(path.read_bytes(), type=RunState)
         except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise CheckpointError(f"{path}: {error}; remove {place} to resume from an older one") from None
+            raise CheckpointError(f"{path}: {error}; {self._remedy(place)}") from None
         if state.format != FORMAT:
             raise CheckpointError(f"{path}: format {state.format}, this version reads {FORMAT}")
+        held = _sizes(place)
+        for name, size in state.sizes.items():
+            if held.get(name) != size:
+                found = "is not there" if name not in held else f"has {held[name]} bytes"
+                raise CheckpointError(f"{place / name} {found}, not the {size} written; {self._remedy(place)}")
         return state
+
+    def _remedy(self, place: Path) -> str:
+        if self.steps()[:1] == [int(place.name.removeprefix("step-"))]:
+            return "there is no older one: start the run anew with --overwrite"
+        return f"remove {place} to resume from an older one"
 
     def _place(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}"
@@ -100,6 +113,11 @@ class Checkpoints:
         if self.folder.is_dir():
             for entry in self.folder.glob(".writing-*"):
                 shutil.rmtree(entry)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.stat().st_size for path in files}
 
 
 def _sync_tree(folder: Path) -> None:

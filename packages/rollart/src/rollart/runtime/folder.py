@@ -87,7 +87,9 @@ class RunFolder:
         """Keep other processes away from the run that is here, to use its checkpoint. Raises as `reopen` does."""
         stored = self.stored_config()
         if self.checkpoints.latest() is None:
-            raise RunMissing(f"{self.path} holds no checkpoint; start it anew with --overwrite")
+            raise RunMissing(
+                f"{self.path} holds no checkpoint; start it anew: rollart train {self.path / CONFIG} --overwrite"
+            )
         check_resumable(config, stored)
         self._acquire()
 

@@ -8,17 +8,22 @@ no task behind.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from math import ceil
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from rollart.config import Config
+from rollart.distributed.errors import RemoteError
+from rollart.errors import CannotWrite
 from rollart.observe.dashboard import Dashboard, snapshot
 from rollart.observe.metrics import MetricsWriter
 from rollart.observe.trace import Trace
 from rollart.observe.wandb import WandbRun
-from rollart.pipeline.controller import Iteration
+from rollart.pipeline.iteration import Iteration
 from rollart.pipeline.row import metrics_row
 from rollart.runtime.beside import beside, unless
 from rollart.runtime.checkpoint import RunState
@@ -103,8 +108,15 @@ class Run:
                     await self._save()
         await self._save()
         if self.finished and self._parts.export is not None:
-            await self._parts.export(self._folder.path / "model-final")
+            await self._export(self._parts.export, self._folder.path / "model-final")
         return self.finished
+
+    async def _export(self, export: Callable[[Path], Coroutine[Any, Any, None]], place: Path) -> None:
+        """Write the final model. Raises CannotWrite where the trainer cannot; that it died passes through."""
+        try:
+            await export(place)
+        except RemoteError as error:
+            raise CannotWrite(place, error.line) from error
 
     async def _begin(self) -> float | None:
         """Serve the weights that the run starts from; measure them if nothing was trained yet."""

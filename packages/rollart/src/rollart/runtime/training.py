@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from rollart.config import Config
+from rollart.errors import unwritable
 from rollart.observe.dashboard import Dashboard
 from rollart.observe.runinfo import RunInfo, Status, read_run, write_run
 from rollart.report import write_report
@@ -56,8 +57,14 @@ async def train(config: Config, folder: RunFolder, dashboard: Dashboard, *, resu
         with interruptible(dashboard.log) as stop:
             finished = await beside(_train(config, folder, dashboard, stop, resume=resume), memory.run())
     except BaseException as error:
-        end("failed", f"{type(error).__name__}: {error}")
-        raise
+        told = unwritable(error, folder.path) or error
+        try:
+            end("failed", f"{type(told).__name__}: {told}")
+        except OSError:  # what ended the run is what its owner must hear of
+            log.exception("run.json could not be written")
+        if told is error:
+            raise
+        raise told from error
     if finished:
         return end("finished")
     resumable = folder.checkpoints.latest() is not None
