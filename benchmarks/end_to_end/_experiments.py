@@ -276,52 +276,6 @@ def serverless(quick: bool) -> Iterator[Row]:
     yield beside("rollout, 4 + 4 GPUs over 8 and functions", "x", runs[0].rollout_s / runs[1].rollout_s, 158 / 77)
 
 
-def production(iterations: int, share: float = 1 / 6, groups: int = 256, **changes: Any) -> dict[str, Any]:
-    """The paper's production run: over 3,000 GPUs, one in six of which trains, alpha 1, a large mixture of experts,
-    prompts to 12k and responses to 46k; tasks of 1 to 48 turns. Each of the trainer's nodes pushes its part of the
-    weights; there is an environment for every fourth trajectory of a batch, as in the main experiment.
-    """
-    trains = round(3008 * share / 8) * 8
-    profiles = {**SWE, **AGENTIC, "Think": ("rlvr-think", 30720, 1)}
-    tree = setup(
-        "qwen3-235b-a22b",
-        "rollart",
-        [fleet("H800", 3008 - trains, 8)],
-        h800(trains) | {"push_streams": trains // 8},
-        profiles,
-        groups=groups,
-        iterations=iterations,
-        alpha=1.0,
-        transport="store",
-        context=65536,
-    )
-    return changed(tree, rollout__concurrency=2 * groups, **changes)
-
-
-def faults(quick: bool) -> Iterator[Row]:
-    """The production run with lost nodes, slow links and an environment storm; then with another split."""
-    n, groups = (3, 32) if quick else (5, 256)
-    plain = measure(production(n, groups=groups))
-    waits = plain.summary.parts.get("get_batch", 0.0) / plain.step_s
-    yield beside("3,008 GPUs, 1 : 5: get_batch waits, part of a step", "%", 100 * waits, (0.0, 62.0), parts_of(plain))
-    if quick:
-        return
-    cases = {
-        "4 nodes lost": {"kind": "node", "count": 4},
-        "links at a tenth": {"kind": "link", "factor": 0.1},
-        "environment storm": {"kind": "environments", "factor": 0.5, "slow": 4.0},
-    }
-    for name, fault in cases.items():
-        timed = [{**fault, "at": plain.step_s * n / 2, "for_s": plain.step_s}]
-        hit = measure(production(n, groups=groups, simulate__faults=timed))
-        yield beside(f"3,008 GPUs, {name} for a step", "x slower", hit.run.elapsed_s / plain.run.elapsed_s, None)
-    splits = {share: measure(production(n, share)).step_s for share in (1 / 12, 1 / 3)}
-    splits[1 / 6] = plain.step_s
-    best = min(splits, key=lambda share: splits[share])
-    words = ", ".join(f"{share:.0%}: {step:.0f} s" for share, step in sorted(splits.items()))
-    yield beside("3,008 GPUs, best split over 1 : 5", "x", plain.step_s / splits[best], 1.66, words)
-
-
 def planned(quick: bool) -> Iterator[Row]:
     """What the planner makes of the main experiment's devices, beside the paper's use of them: equal cost."""
     if quick:
@@ -352,5 +306,4 @@ EXPERIMENTS: dict[str, Experiment] = {
     "disaggregation": disaggregation,
     "serverless": serverless,
     "planned": planned,
-    "faults": faults,
 }

@@ -23,9 +23,10 @@ from _experiments import EXPERIMENTS as ROLLART
 from _flash import FLASH
 from _paper import Row
 from _plots import draw
+from _production import PRODUCTION
 from _reasons import REASONS
 
-EXPERIMENTS = ROLLART | REASONS | FLASH
+EXPERIMENTS = ROLLART | PRODUCTION | REASONS | FLASH
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "paper.json"
 
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from _experiments import MODES, mode_setup, production
+from _experiments import MODES, mode_setup
 from _paper import Row, changed, measure
+from _production import production
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "simulator_speed.json"
 GOAL = 4000.0
