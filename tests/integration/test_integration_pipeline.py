@@ -47,24 +47,56 @@ def configured(folder: Path) -> Config:
 
 
 class Recorder:
-    """Keeps every batch on its way to the trainer."""
+    """Keeps every batch on its way to the trainer. With a slow link, each publication ends after the next train step
+    has begun."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, *, slow_link: bool) -> None:
         self.batches: list[Batch] = []
-        self._train_step = trainer.train_step
+        self._began = [asyncio.Event() for _ in range(ITERATIONS + 1)]
+        self._train_step, self._publish = trainer.train_step, trainer.publish
         trainer.train_step = self.train_step
+        if slow_link:
+            trainer.publish = self.publish
 
     async def train_step(self, batch: Batch, step: int) -> Any:
         self.batches.append(batch)
+        self._began[step].set()
         return await self._train_step(batch, step)
 
+    async def publish(self, version: int) -> Any:
+        push = await self._publish(version)
+        if version < ITERATIONS:
+            await self._began[version + 1].wait()
+        return push
 
-async def run_pipeline(config: Config, folder: RunFolder) -> list[Batch]:
+
+async def run_pipeline(config: Config, folder: RunFolder, *, slow_link: bool = False) -> list[Batch]:
     setting = Setting(config, prepare_model(config, folder.path))
     async with launch(config, folder, setting, None, lambda text: None) as parts:
-        recorder = Recorder(parts.trainer)
+        recorder = Recorder(parts.trainer, slow_link=slow_link)
         assert await Run(config, folder, setting, parts, Dashboard()).go(asyncio.Event())
     return recorder.batches
+
+
+def check_run(config: Config, folder: RunFolder, batches: list[Batch]) -> list[dict[str, Any]]:
+    rows = read_metrics(folder.path)
+    assert [row["step"] for row in rows] == list(range(1, ITERATIONS + 1))
+    check_bound(batches)
+    check_ledger(rows)
+    check_spans(batches)
+    check_tokens(config, folder, batches)
+    return rows
+
+
+async def test_weights_that_arrive_beside_the_train_step_are_those_that_were_published(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    folder = RunFolder.of(config)
+    folder.create(config)
+    batches = await run_pipeline(config, folder, slow_link=True)
+    folder.close()
+    rows = check_run(config, folder, batches)
+    assert [row["parity/max_abs"] is None for row in rows] == [True] * (ITERATIONS - 1) + [False]
+    assert [row["version/served"] for row in rows] == [*range(ITERATIONS - 1), ITERATIONS]
 
 
 async def test_the_six_steps_on_real_parts(tmp_path: Path) -> None:
@@ -73,13 +105,7 @@ async def test_the_six_steps_on_real_parts(tmp_path: Path) -> None:
     folder.create(config)
     batches = await run_pipeline(config, folder)
     folder.close()
-    rows = read_metrics(folder.path)
-    assert [row["step"] for row in rows] == list(range(1, ITERATIONS + 1))
-
-    check_bound(batches)
-    check_ledger(rows)
-    check_spans(batches)
-    check_tokens(config, folder, batches)
+    rows = check_run(config, folder, batches)
     check_steps(folder)
     for row in rows[1:]:
         assert row["parity/max_abs"] is not None
