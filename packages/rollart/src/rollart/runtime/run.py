@@ -125,6 +125,7 @@ class Run:
         if self.step:
             await controller.commit(self._parts.trainer.version)
         else:
+            self._dashboard.log(f"playing {self._config.eval.episodes} held-out episodes before training")
             success = self.success = await self._control.evaluator.success()
             self._dashboard.log(f"before training: success {success:.3f} on held-out tasks")
         controller.restart_clock()
