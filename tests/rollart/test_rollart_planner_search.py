@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from rollart.cli.main import main
 from rollart.cli.plan import parse_classes, parse_gpus
 from rollart.errors import ConfigError
 from rollart.planner.candidate import Candidate, Part, steps_between
 from rollart.planner.estimate import demand_of, estimate
-from rollart.planner.search import Search, affinities, candidates, fleets_within, given_candidate
+from rollart.planner.search import Search, affinities, beside, candidates, fleets_within, given_candidate
 from rollart.simulate.catalog import builtin
 from rollart.simulate.config import load_simulation, make_simulation
 
@@ -76,6 +77,17 @@ def test_splits_of_a_large_fleet_differ_by_a_share_of_it() -> None:
     ]
     assert shares[0] == list(range(8, 64, 8))
     assert 40 <= len(shares[1]) <= 48 and {b - a for a, b in zip(shares[1], shares[1][1:], strict=False)} == {64}
+
+
+def test_beside_a_split_lie_the_next_smaller_and_larger() -> None:
+    field = list(candidates(make_simulation(TREE), {"H800": 64}, (1.0, 2.0)))
+    one = Candidate((Part("H800", 40, 2),), Part("H800", 24), (), 2.0)
+    assert beside(one, field) == [
+        replace(one, generation=(Part("H800", 64 - gpus, 2),), training=Part("H800", gpus)) for gpus in (16, 32)
+    ]
+    least = Candidate((Part("H800", 56, 2),), Part("H800", 8))
+    assert [other.training.gpus for other in beside(least, field)] == [16]
+    assert beside(replace(one, generation=(Part("H800", 48, 2),)), field) == []  # other devices
 
 
 def test_as_many_trainers_push_for_each_device_as_in_the_file() -> None:

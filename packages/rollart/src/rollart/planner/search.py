@@ -1,4 +1,5 @@
 """The search: every candidate is ranked by the closed form, the best are simulated, the better half of them longer.
+Then the splits beside the best are, as long as one of them is better: to the closed form near splits are much alike.
 
 Invariant: the configuration that is proposed was simulated, and so was the one that it is compared with
 (tests/rollart/test_rollart_planner_search.py).
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -96,6 +98,7 @@ class Search:
             field = [one.candidate for one in judged[: max(keep, len(judged) // 2)]]
             last = number == len(self._rounds) - 1
         assert last, "at least one round"
+        judged = self._climb(judged, [candidate for _, candidate in ranked], self._rounds[-1])
         best = judged[:keep]
         first = self._judge(start, self._rounds[-1]) if start is not None else None
         steps = []
@@ -103,6 +106,18 @@ class Search:
             between = steps_between(start, best[0].candidate)
             steps = [(name, self._judge(one, self._rounds[-1])) for name, one in between]
         return Plan(best, first, steps, len(ranked), len({one for one, _ in self._runs}))
+
+    def _climb(self, judged: list[Judged], field: Sequence[Candidate], iterations: int) -> list[Judged]:
+        """With the splits beside the best one, and so on until none of them is better; best first."""
+        found = {one.candidate: one for one in judged}
+        best = judged[0]
+        while True:
+            for candidate in beside(best.candidate, field):
+                found[candidate] = self._judge(candidate, iterations)
+            order = sorted(found.values(), key=lambda one: one.summary.step_s)
+            if order[0] is best:
+                return order
+            best = order[0]
 
     def _judge(self, candidate: Candidate, iterations: int) -> Judged:
         key = (candidate, iterations)
@@ -167,6 +182,23 @@ def candidates(given: Simulation, gpus: Mapping[str, int], alphas: Sequence[floa
             for cut in prefill_apart(given, fleet):
                 for alpha in alphas:
                     yield Candidate(cut, training, (), alpha)
+
+
+def beside(candidate: Candidate, field: Sequence[Candidate]) -> list[Candidate]:
+    """Those that differ from it only in the split: the next with fewer devices that train, and with more."""
+    alike = [one for one in field if _but_split(one) == _but_split(candidate)]
+    fewer = [one for one in alike if one.training.gpus < candidate.training.gpus]
+    more = [one for one in alike if one.training.gpus > candidate.training.gpus]
+    nearest = [max(fewer, key=lambda one: one.training.gpus)] if fewer else []
+    return nearest + ([min(more, key=lambda one: one.training.gpus)] if more else [])
+
+
+def _but_split(candidate: Candidate) -> tuple[object, ...]:
+    gpus = Counter({candidate.training.hardware: candidate.training.gpus})
+    for part in candidate.generation:
+        gpus[part.hardware] += part.gpus
+    engines = tuple(replace(part, gpus=0) for part in candidate.generation)
+    return replace(candidate, generation=engines, training=replace(candidate.training, gpus=0)), gpus
 
 
 def prefill_apart(given: Simulation, fleet: Sequence[Part]) -> Iterator[tuple[Part, ...]]:
