@@ -71,3 +71,13 @@ def test_gae_with_lambda_one_is_return_minus_value() -> None:
     rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.2, 0.4, 0.9]])
     advantages, _ = gae(rewards, values, torch.ones(1, 3, dtype=torch.bool), gamma=1.0, lam=1.0)
     np.testing.assert_allclose(advantages, 1.0 - values, atol=1e-6)
+
+
+def test_lengths_that_do_not_fit_are_refused_and_nothing_is_nothing() -> None:
+    for estimate in (group_normalized, leave_one_out):
+        with pytest.raises(ValueError, match=r"rewards have shape \(3,\), group \(2,\)"):
+            estimate(torch.zeros(3), torch.zeros(2))
+        assert estimate(torch.zeros(0), torch.zeros(0)).shape == (0,)
+    with pytest.raises(ValueError, match=r"must all be \[batch, tokens\]"):
+        gae(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 1))
+    assert gae(torch.zeros(2, 0), torch.zeros(2, 0), torch.zeros(2, 0))[0].shape == (2, 0)

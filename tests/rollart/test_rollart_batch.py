@@ -141,6 +141,8 @@ def test_span_structs_are_taken_as_they_come():
     ("bad", "message"),
     [
         (trajectory(turn([2], [3], logprobs=[])), "logprobs"),
+        (trajectory(turn([2], [3], logprobs=[float("nan")])), "logprobs .*give numbers"),
+        (trajectory(turn([2], [3], logprobs=[float("-inf")])), "logprobs .*give numbers"),
         (trajectory(turn([2], [3], versions=[-1])), "spans"),
         (trajectory(turn([], [3])), "prompt_ids"),
         (trajectory(turn([2], [3]), reward=None), "reward"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -371,3 +372,31 @@ def test_metrics_say_how_far_apart_trainer_and_engine_are() -> None:
         "entropy": -pi.mean(),
     }
     assert {name: float(metrics[name]) for name in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def test_shapes_that_would_be_broadcast_are_refused() -> None:
+    pi, other = torch.zeros(3, 3), torch.zeros(3)
+    for loss in (ppo, tis, cispo, topr, weighted_topr):
+        with pytest.raises(ValueError, match=r"behaviour has shape \(3,\), logprobs \(3, 3\)"):
+            loss(pi, other, pi)
+        with pytest.raises(ValueError, match="advantages has shape"):
+            loss(pi, pi, other)
+    with pytest.raises(ValueError, match="reference has shape"):
+        grpo(pi, pi, pi, other)
+    with pytest.raises(ValueError, match="one for each of the 3 rows"):
+        aggregation_weights("sequence_mean", pi.bool(), torch.zeros(2))
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
+def test_nothing_to_train_is_zero_and_finite(aggregation: Literal["token_mean", "sequence_mean"]) -> None:
+    empty = torch.zeros(0, 4)
+    assert aggregation_weights(aggregation, empty.bool(), torch.zeros(0)).shape == (0, 4)
+    data = sample(0)
+    data["mask"] = torch.zeros_like(data["mask"])
+    weights = aggregation_weights(aggregation, data["mask"].bool(), torch.arange(len(data["mask"])))
+    logprobs = torch.full_like(weights, -math.inf).requires_grad_()
+    inputs = Tokens(mask=data["mask"].bool(), behaviour=torch.full_like(weights, math.nan), advantages=weights)
+    total, metrics = objective(ObjectiveConfig(), logprobs, torch.full_like(weights, math.nan), inputs, weights)
+    total.backward()
+    assert float(total.detach()) == 0 and logprobs.grad is not None and bool((logprobs.grad == 0).all())
+    assert all(math.isfinite(float(value)) for value in metrics.values())

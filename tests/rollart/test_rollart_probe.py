@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
 
 from llmproxy import GenerateRequest, GenerateResult, Sampling, Span
 from llmproxy.errors import WorkerLost
-from rollart.errors import WeightsDiffer
+from rollart.errors import Diverged, WeightsDiffer
 from rollart.pipeline.probe import ParityProbe
 
 
@@ -67,3 +68,17 @@ async def test_engines_that_are_lost_or_fenced_are_left_out_but_one_must_answer(
     assert not fenced.asked
     with pytest.raises(WorkerLost, match="none answers at version 5"):
         await probe(lost, fenced).measure(5)
+
+
+async def test_what_is_no_number_is_no_agreement() -> None:
+    assert await probe(Engine("gen-0", 5, math.nan), Engine("gen-1", 5)).measure(5) == math.inf
+
+    class Lost(Trainer):
+        async def logprobs(
+            self, prompts: list[list[int]], tokens: list[list[int]], allowed: Sequence[int] | None
+        ) -> list[list[float]]:
+            return [[math.nan for _ in row] for row in tokens]
+
+    subject = ParityProbe([Engine("gen-0", 5)], Lost(), [[1, 2]], max_tokens=2, sampling=Sampling())
+    with pytest.raises(Diverged, match=r"version 5: the trainer's log-probabilities are not finite"):
+        await subject.measure(5)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rollart.algorithms import ObjectiveConfig
-from rollart.errors import ConfigError
+from rollart.errors import ConfigError, Diverged
 from rollart.models import make_tiny_qwen3
 from rollart.trainers import TorchTrainer, TrainBatch, TrainerConfig, TrainerState
 from rollart.trainers.micro_batch import share
@@ -148,6 +148,12 @@ def test_steps_come_in_order(model_dir):
     for step in (0, 2):
         with pytest.raises(ValueError, match="next train step of this trainer is 1"):
             trainer.train_step(make_batch(), step)
+
+
+def test_a_gradient_that_is_no_number_ends_training(model_dir):
+    trainer = TorchTrainer(model_dir, TrainerConfig(lr=1e9, warmup=0, minibatches=4))
+    with pytest.raises(Diverged, match=r"train step 0: the gradient's norm is (nan|inf); lower train\.lr"):
+        trainer.train_step(make_batch(), 0)
 
 
 def test_a_step_raises_what_was_rewarded(model_dir):

@@ -55,5 +55,9 @@ class ParityError(RollArtError):
     """Raised when the engine's log-probabilities differ from the trainer's by more than the configured limit."""
 
 
+class Diverged(RollArtError):
+    """Raised when training has left the numbers: a gradient or a log-probability is not finite."""
+
+
 class WeightsDiffer(RollArtError):
     """Raised when workers acknowledge a version with digests that differ from what the trainer published."""

@@ -16,7 +16,10 @@ AdvantageName = Literal["group_normalized", "leave_one_out", "reinforce"]
 
 
 def _group_means(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
-    """Every entry's group mean and group size."""
+    """Every entry's group mean and group size. Raises ValueError unless there is a group for each value."""
+    if values.dim() != 1 or group.shape != values.shape:
+        shapes = f"rewards have shape {tuple(values.shape)}, group {tuple(group.shape)}"
+        raise ValueError(f"{shapes}; give one of each for every trajectory")
     _, index = torch.unique(group, return_inverse=True)
     groups = int(index.max()) + 1 if index.numel() else 0
     sizes = torch.zeros(groups, dtype=values.dtype).index_add_(0, index, torch.ones_like(values))
@@ -66,8 +69,11 @@ def gae(
     row's *next unmasked token* (a tool's or environment's tokens in between are no decisions) and V is 0 after the
     last. Masked tokens get zero. Source: arXiv 1506.02438, equations 11 to 16.
     """
+    if values.dim() != 2 or not rewards.shape == values.shape == mask.shape:
+        shapes = f"rewards {tuple(rewards.shape)}, values {tuple(values.shape)}, mask {tuple(mask.shape)}"
+        raise ValueError(f"{shapes} must all be [batch, tokens]")
     advantages = torch.zeros_like(values)
-    ahead = torch.zeros_like(values[:, 0])
+    ahead = values.new_zeros(len(values))
     next_value = torch.zeros_like(ahead)
     for t in range(values.shape[1] - 1, -1, -1):
         here = mask[:, t].bool()

@@ -29,8 +29,17 @@ class TokenLoss(NamedTuple):
     bounded: Tensor
 
 
+def _alike(logprobs: Tensor, **others: Tensor) -> None:
+    """Raise ValueError unless each has a value for each token: what is broadcast by chance is wrong in silence."""
+    for name, other in others.items():
+        if other.shape != logprobs.shape:
+            shapes = f"shape {tuple(other.shape)}, logprobs {tuple(logprobs.shape)}"
+            raise ValueError(f"{name} has {shapes}; give one value for each token")
+
+
 def ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:
     """pi / mu, token by token."""
+    _alike(logprobs, behaviour=behaviour)
     return (logprobs - behaviour).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
 
 
@@ -41,6 +50,7 @@ def ppo(
 
     Source: PPO (arXiv 1707.06347), equation 7; unequal bounds from DAPO (arXiv 2503.14476), equation 10.
     """
+    _alike(logprobs, advantages=advantages)
     r = ratio(logprobs, behaviour)
     plain, clipped = r * advantages, r.clamp(1 - clip_low, 1 + clip_high) * advantages
     return TokenLoss(-torch.minimum(plain, clipped), clipped < plain)
@@ -93,6 +103,7 @@ def tis(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, *, cap: float =
 
     Source: V-trace's rho (arXiv 1802.01561), section 4.1, on the policy gradient; Ionides 2008 for the truncation.
     """
+    _alike(logprobs, advantages=advantages)
     r = ratio(logprobs, behaviour).detach()
     return TokenLoss(-r.clamp(max=cap) * advantages * logprobs, r > cap)
 
@@ -104,6 +115,7 @@ def cispo(
 
     Source: CISPO (MiniMax-M1, arXiv 2506.13585), equations 4 and 5; the lower bound is off at clip_low = 1.
     """
+    _alike(logprobs, advantages=advantages)
     r = ratio(logprobs, behaviour).detach()
     weight = r.clamp(1 - clip_low, 1 + clip_high)
     return TokenLoss(-weight * advantages * logprobs, weight != r)
@@ -131,6 +143,7 @@ def weighted_topr(
 
     Source: TOPR (arXiv 2503.14286), section 3; weights as in ROLL Flash (arXiv 2510.11345).
     """
+    _alike(logprobs, advantages=advantages)
     r = ratio(logprobs, behaviour).detach()
     good = advantages >= 0
     weight = torch.where(good, torch.full_like(r, positive_weight), negative_weight * r.clamp(max=cap))
@@ -155,6 +168,7 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
 
 def divergence(name: Divergence, logprobs: Tensor, reference: Tensor) -> Tensor:
     """The named estimator of KL(pi, pi_ref), token by token, from tokens drawn from pi."""
+    _alike(logprobs, reference=reference)
     return {"k1": k1, "k2": k2, "k3": k3}[name](logprobs, reference)
 
 

@@ -92,7 +92,11 @@ def aggregation_weights(aggregation: Aggregation, mask: Tensor, sequence: Tensor
 
     token_mean: 1 / tokens. sequence_mean: 1 / (sequences x tokens of the sequence), over sequences with tokens.
     """
+    if sequence.shape != mask.shape[:1]:
+        raise ValueError(f"sequence has shape {tuple(sequence.shape)}; give one for each of the {len(mask)} rows")
     weights = mask.to(torch.float32)
+    if not len(mask):
+        return weights
     if aggregation == "token_mean":
         return weights / weights.sum().clamp(min=1)
     _, index = torch.unique(sequence, return_inverse=True)

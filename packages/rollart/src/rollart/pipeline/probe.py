@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 from llmproxy import GenerateRequest, GenerateResult, Partial, Sampling
 from llmproxy.errors import WorkerLost
-from rollart.errors import WeightsDiffer
+from rollart.errors import Diverged, WeightsDiffer
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ class ParityProbe:
     async def measure(self, version: int) -> float:
         """The difference at `version`, which the trainer and at least one engine hold.
 
-        Raises WeightsDiffer when an engine generates with another, WorkerLost when no engine answers.
+        Raises WeightsDiffer when an engine generates with another, WorkerLost when no engine answers, Diverged when
+        the trainer's own log-probabilities are no numbers.
         """
         holding = [engine for engine in self._engines if engine.version == version]
         asked = [(engine, prompt) for engine in holding for prompt in self._prompts]
@@ -79,11 +81,14 @@ class ParityProbe:
         expected = await self._scorer.logprobs(
             [prompt for prompt, _ in heard], tokens, self._sampling.allowed_token_ids
         )
-        return max(
+        if not all(math.isfinite(value) for scored in expected for value in scored):
+            raise Diverged(f"version {version}: the trainer's log-probabilities are not finite; lower train.lr")
+        gaps = [
             abs(ours - theirs)
             for result, scored in zip(results, expected, strict=True)
             for ours, theirs in zip(result.logprobs, scored, strict=True)
-        )
+        ]
+        return max(gap if math.isfinite(gap) else math.inf for gap in gaps)
 
     async def _ask(self, engine: Engine, prompt: list[int]) -> GenerateResult | None:
         """The engine's answer; None when it was lost meanwhile."""

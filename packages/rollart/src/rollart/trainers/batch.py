@@ -11,6 +11,7 @@ Invariants
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -104,6 +105,8 @@ class _Row:
             raise ValueError(
                 f"turn has {generated} token_ids and {len(turn.logprobs)} logprobs; give one for each token"
             )
+        if not all(map(math.isfinite, turn.logprobs)):
+            raise ValueError(f"turn has logprobs {[p for p in turn.logprobs if not math.isfinite(p)]}; give numbers")
         self.ids += [*turn.prompt_ids, *turn.token_ids]
         self.mask += [False] * context + [True] * generated
         self.logprobs += [0.0] * context + list(turn.logprobs)

@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rollart.algorithms import ObjectiveConfig, Tokens, aggregation_weights, keep_mask, objective
+from rollart.errors import Diverged
 from rollart.trainers.batch import TrainBatch
 from rollart.trainers.config import TrainerConfig
 from rollart.trainers.micro_batch import MicroBatch, Rows, share
@@ -33,6 +35,10 @@ from rollart.trainers.schedule import minibatches
 from weightsync import Shard
 
 Metrics = dict[str, float]
+
+_CALMER = (
+    "lower train.lr or train.grad_clip, or clip with train.objective.clip_high, and resume"
+)
 
 
 class Update:
@@ -80,7 +86,7 @@ class Trainer(ABC):
     def train_step(self, batch: TrainBatch, step: int) -> Metrics:
         """One pass of updates per epoch over `batch`; `step` must be the current version. Returns means of metrics.
 
-        Raises ValueError for any other step.
+        Raises ValueError for any other step, Diverged when a gradient is not finite.
         """
         if step != self.version:
             raise ValueError(f"step is {step}; the next train step of this trainer is {self.version}")
@@ -94,6 +100,8 @@ class Trainer(ABC):
         for rows in minibatches(batch, self.config, step):
             update = Update(self.config.objective, batch, tokens, rows)
             norms.append(self._update(self._share(batch, rows), allowed, update))
+            if not math.isfinite(norms[-1]):
+                raise Diverged(f"train step {step}: the gradient's norm is {norms[-1]}; {_CALMER}")
             updates.append(update.metrics)
         self.version += 1
         merged = self._merged(updates)
