@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import sys
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -42,4 +42,8 @@ async def main(model_path: str, url: str, steps: int = 3) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2]))
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("model", help="the folder that the server was started with")
+    words.add_argument("url", help="of the server")
+    arguments = words.parse_args()
+    asyncio.run(main(arguments.model, arguments.url))
