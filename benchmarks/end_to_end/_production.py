@@ -11,17 +11,17 @@ from _paper import AGENTIC, SWE, Row, beside, changed, fleet, h800, measure, par
 from rollart.planner.search import Search
 
 
-def production(iterations: int, groups: int = 256, **changes: Any) -> dict[str, Any]:
+def production(iterations: int, groups: int = 256, gpus: int = 3008, **changes: Any) -> dict[str, Any]:
     """The paper's production run: over 3,000 GPUs, one in six of which trains, alpha 1, a large mixture of experts,
     prompts to 12k and responses to 46k; tasks of 1 to 48 turns. Each of the trainer's nodes pushes its part of the
     weights; there is an environment for every fourth trajectory of a batch, as in the main experiment.
     """
-    trains = round(3008 / 6 / 8) * 8
+    trains = round(gpus / 6 / 8) * 8
     profiles = {**SWE, **AGENTIC, "Think": ("rlvr-think", 30720, 1)}
     tree = setup(
         "qwen3-235b-a22b",
         "rollart",
-        [fleet("H800", 3008 - trains, 8)],
+        [fleet("H800", gpus - trains, 8)],
         h800(trains) | {"push_streams": trains // 8},
         profiles,
         groups=groups,
@@ -53,30 +53,32 @@ def faults(quick: bool) -> Iterator[Row]:
 
 
 def retuning(quick: bool) -> Iterator[Row]:
-    """The production run without a prefix cache, with it, and with what the planner makes of its devices; then the
-    same cache where engines are full, with as many environments as the buffer has room for.
+    """The production run without a prefix cache, with it, and with what the planner makes of its devices. Then the
+    same with an eighth of the devices, which is to say eight times the work for each: there engines are full.
     """
-    n, groups = (QUICK, 32) if quick else (5, 256)
-    base = production(n, groups=groups)
+    if quick:
+        yield from _retuned("48 GPUs", production(QUICK, 32, 48), 48, quick)
+        return
+    for gpus in (3008, 376):
+        yield from _retuned(f"{gpus:,} GPUs", production(5, 256, gpus), gpus, quick)
+
+
+def _retuned(where: str, base: dict[str, Any], gpus: int, quick: bool) -> Iterator[Row]:
     start = measure(changed(base, simulate__prefix_cache=False))
-    yield beside("3,008 GPUs, 1 : 5, no prefix cache: step time", "s", start.step_s, None, parts_of(start))
+    waits = start.summary.parts["get_batch"] / start.step_s
+    yield beside(f"{where}, 1 : 5, no prefix cache: step time", "s", start.step_s, None, parts_of(start))
+    yield beside(f"{where}, the same: get_batch waits, part of a step", "%", 100 * waits, (0.0, 62.0))
     cached = measure(base)
-    yield beside("3,008 GPUs, prefix cache", "x", start.step_s / cached.step_s, None, f"{cached.step_s:.0f} s a step")
+    yield beside(f"{where}, prefix cache", "x", start.step_s / cached.step_s, None, parts_of(cached))
     if quick:
         return
-    plan = Search(base, width=5, rounds=(n,)).plan([{"H800": 3008}], keep=1)
-    best = plan.best[0]
+    plan = Search(base, width=4, rounds=(base["run"]["iterations"],)).plan([{"H800": gpus}], keep=1)
     last = cached.step_s
     for name, after in plan.steps:
-        words = f"{after.summary.step_s:.0f} s a step; {after.candidate.words}"
-        yield beside(f"3,008 GPUs, {name}", "x", last / after.summary.step_s, None, words)
+        yield beside(f"{where}, then {name}", "x", last / after.summary.step_s, None, after.candidate.words)
         last = after.summary.step_s
-    gain = start.step_s / best.summary.step_s
-    yield beside("3,008 GPUs, retuned, altogether", "x", gain, 1.66, best.candidate.words)
-    roomy = changed(base, rollout__concurrency=16 * groups)
-    full = [measure(changed(roomy, simulate__prefix_cache=caches)) for caches in (False, True)]
-    words = ", ".join(f"{run.step_s:.0f} s" for run in full)
-    yield beside("3,008 GPUs, prefix cache at 4,096 environments", "x", full[0].step_s / full[1].step_s, None, words)
+    words = f"{last:.0f} s a step; {plan.best[0].candidate.words}"
+    yield beside(f"{where}, retuned and cached, altogether", "x", start.step_s / last, 1.66, words)
 
 
 PRODUCTION: dict[str, Experiment] = {"faults": faults, "retuning": retuning}

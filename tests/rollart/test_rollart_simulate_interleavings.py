@@ -11,9 +11,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from rollart.runtime.folder import RunFolder
+from rollart.simulate.catalog import builtin
 from rollart.simulate.config import make_simulation
 from rollart.simulate.run import Simulated, simulate
 
@@ -51,6 +53,8 @@ def world(seed: int) -> dict[str, Any]:
             "generation": fleets,
             "training": {"hardware": "H800", "gpus": random.randint(1, 4)},
             "transport": random.choice(("store", "broadcast")),
+            "prefix_cache": random.random() < 0.8,
+            "hardware": {"H20": tight()} if random.random() < 0.3 else {},
             "placement": random.choice(("trajectory", "group")),
             "tasks": {
                 "T": {
@@ -71,6 +75,11 @@ def world(seed: int) -> dict[str, Any]:
             "faults": [fault(random) for _ in range(random.randint(0, 3))],
         },
     }
+
+
+def tight() -> dict[str, Any]:
+    """An H20 whose memory has room for 5,000 tokens beside the model: a few contexts."""
+    return msgspec.to_builtins(msgspec.structs.replace(builtin().device("H20"), memory_gb=19.0))
 
 
 def fault(random: Random) -> dict[str, Any]:
