@@ -246,8 +246,8 @@ class LLMProxy:
             self._fence(slot, f"did not answer for {self._config.answer} s", silent=True)
         except Exception as error:  # whatever went wrong, it may not serve
             self._fence(slot, f"{type(error).__name__}: {error}")
-        else:
-            if slot.serving and version != self._gate.version:
+        else:  # while suspended it may be loading a version, and then holds none
+            if slot.serving and not self._gate.suspended and version != self._gate.version:
                 self._fence(slot, f"holds version {version}, allowed is {self._gate.version}")
 
     def _start_mending(self, slot: Slot, *, silent: bool = False) -> None:
