@@ -11,6 +11,7 @@ import pytest
 
 from rollart.cli.main import main
 from rollart.config import load_config
+from rollart.errors import unwritable
 from rollart.observe.runinfo import RunInfo, write_run
 from rollart.runtime.folder import RunFolder
 
@@ -146,3 +147,12 @@ def test_a_closed_output_is_no_obstacle(tmp_path: Path) -> None:
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "there is no such file" in ended.stderr
+
+
+def test_what_a_full_disk_made_fail_first_is_what_counts(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    closing = RuntimeError("raised in close")
+    closing.__context__ = full
+    told = unwritable(closing, tmp_path)
+    assert str(told).startswith(f"{tmp_path} cannot be written: No space left on device; see to room")
+    assert unwritable(RuntimeError(), tmp_path) is None

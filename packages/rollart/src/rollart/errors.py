@@ -45,9 +45,15 @@ _UNWRITABLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, e
 
 
 def unwritable(error: BaseException, folder: Path) -> CannotWrite | None:
-    """What an error of the operating system says of `folder` or a file that it names; None for any other."""
-    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
-        return CannotWrite(error.filename or folder, error.strerror or str(error))
+    """What an error of the operating system says of `folder` or a file that it names; None for any other.
+
+    A full disk lets many things fail: what came first counts, and not what failed while it was told or cleaned up.
+    """
+    told: BaseException | None = error
+    while told is not None:
+        if isinstance(told, OSError) and told.errno in _UNWRITABLE:
+            return CannotWrite(told.filename or folder, told.strerror or str(told))
+        told = told.__cause__ or told.__context__
     return None
 
 

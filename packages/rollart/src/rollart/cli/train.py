@@ -77,7 +77,7 @@ def config_of(run: Path, overrides: Sequence[str]) -> Config:
 
 
 def _train(config: Config, folder: RunFolder, console: Console, *, resume: bool) -> int:
-    from rollart.distributed.errors import RemoteError
+    from rollart.distributed.errors import in_words
     from rollart.runtime.training import train
 
     log_to(folder, console)
@@ -88,8 +88,7 @@ def _train(config: Config, folder: RunFolder, console: Console, *, resume: bool)
             # The terminal gets the reason, the log file the traceback too, and the one in a worker.
             logging.getLogger("rollart").info("the run failed", exc_info=True)
             kind = "" if isinstance(error, RollArtError) else f"{type(error).__name__}: "
-            reason = str(error).removesuffix(error.trace) if isinstance(error, RemoteError) else str(error)
-            dashboard.log(f"the run failed: {kind}{reason}")
+            dashboard.log(f"the run failed: {kind}{in_words(error)}")
             dashboard.log(f"logs: {folder.logs}   report so far: {folder.report}")
             return 1
     console.print(f"{info.status}; report: {folder.report}", soft_wrap=True)

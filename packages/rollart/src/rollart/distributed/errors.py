@@ -51,5 +51,10 @@ class WorkerDied(DistributedError):
         self.log = log
 
 
+def in_words(error: BaseException) -> str:
+    """What an error says, without the traceback that came from another process: logs have that."""
+    return str(error).removesuffix(error.trace).rstrip() if isinstance(error, RemoteError) else str(error)
+
+
 def _told(who: WorkerInfo) -> str:
     return f"{who.name} (role {who.role}, rank {who.rank}, node {who.node})"

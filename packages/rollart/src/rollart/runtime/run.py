@@ -31,6 +31,7 @@ from rollart.runtime.control import Control
 from rollart.runtime.folder import RunFolder
 from rollart.runtime.parts import Parts
 from rollart.runtime.setting import Setting
+from rollart.runtime.starving import patience, starving
 
 # A resource's spans in one iteration: every turn of a small task.
 _TRACED_SPANS = 2000
@@ -86,12 +87,17 @@ class Run:
                 stack.callback(self._wandb.close)
             stack.callback(self._trace.close)
             stack.push_async_callback(self._control.close)
-            return await beside(self._iterate(stop), self._rollout(), self._parts.watch())
+            return await beside(self._iterate(stop), self._rollout(), self._starving(), self._parts.watch())
 
     async def _rollout(self) -> None:
         """Plays trajectories, once the weights that the run starts from are served."""
         await self._serving.wait()
         await self._control.scheduler.run()
+
+    async def _starving(self) -> None:
+        """Raises when all that is played fails."""
+        await self._serving.wait()
+        await starving(self._control.buffer.stats, self._config.buffer.batch_groups, patience(self._config))
 
     async def _iterate(self, stop: asyncio.Event) -> bool:
         before = await unless(stop, self._begin())

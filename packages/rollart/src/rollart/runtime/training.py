@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from rollart.config import Config
+from rollart.distributed.errors import in_words
 from rollart.errors import unwritable
 from rollart.observe.dashboard import Dashboard
 from rollart.observe.runinfo import RunInfo, Status, read_run, write_run
@@ -59,7 +60,7 @@ async def train(config: Config, folder: RunFolder, dashboard: Dashboard, *, resu
     except BaseException as error:
         told = unwritable(error, folder.path) or error
         try:
-            end("failed", f"{type(told).__name__}: {told}")
+            end("failed", f"{type(told).__name__}: {in_words(told)}")
         except OSError:  # what ended the run is what its owner must hear of
             log.exception("run.json could not be written")
         if told is error:
