@@ -57,16 +57,17 @@ async def test_generations_under_way_go_on_under_the_new_version(keep: bool) -> 
 
 
 async def test_a_long_update_is_not_taken_for_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    proxy = LLMProxy([worker("a", update_time=300.0)], config=ProxyConfig(watch=10.0))
+    proxy = LLMProxy([worker("a", update_time=300.0, keep=True)], config=ProxyConfig(watch=10.0))
     task = start(proxy, request("t", 200))
     await asyncio.sleep(4)
     await proxy.suspend()
     update = asyncio.create_task(proxy.update(1))
+    waiting = start(proxy, request("u"))
     await asyncio.sleep(100)  # the watch looked ten times
     assert serving(proxy) == ["a"] and not caplog.records
     await update
     await proxy.resume()
-    assert [span.version for span in (await task).spans] == [0, 1]
+    assert [span.version for span in (await task).spans] == [0, 1] and await waiting
 
 
 async def test_no_token_is_made_between_suspend_and_resume() -> None:
