@@ -44,7 +44,7 @@ def report(runs: dict[str, list[Measured]]) -> list[dict[str, Any]]:
     for mode, measured in runs.items():
         total = statistics.mean(m.seconds for m in measured)
         for part in measured[0].parts:
-            share = statistics.mean(m.parts[part] for m in measured) / total
+            share = statistics.mean(m.parts.get(part, 0.0) for m in measured) / total
             rows.append({"metric": f"share of step time, {mode}: {part}", "unit": "%", "ours": 100 * share})
     return rows
 
