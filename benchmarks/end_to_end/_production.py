@@ -60,7 +60,7 @@ def retuning(quick: bool) -> Iterator[Row]:
         yield from _retuned("48 GPUs", production(QUICK, 32, 48), 48, quick)
         return
     for gpus in (3008, 376):
-        yield from _retuned(f"{gpus:,} GPUs", production(5, 256, gpus), gpus, quick)
+        yield from _retuned(f"{gpus:,} GPUs", production(8, 256, gpus), gpus, quick)
 
 
 def _retuned(where: str, base: dict[str, Any], gpus: int, quick: bool) -> Iterator[Row]:
@@ -72,7 +72,7 @@ def _retuned(where: str, base: dict[str, Any], gpus: int, quick: bool) -> Iterat
     yield beside(f"{where}, prefix cache", "x", start.step_s / cached.step_s, None, parts_of(cached))
     if quick:
         return
-    plan = Search(base, width=4, rounds=(base["run"]["iterations"],)).plan([{"H800": gpus}], keep=1)
+    plan = Search(base, width=4, rounds=(5, 8)).plan([{"H800": gpus}], keep=1)
     last = cached.step_s
     for name, after in plan.steps:
         yield beside(f"{where}, then {name}", "x", last / after.summary.step_s, None, after.candidate.words)
