@@ -12,6 +12,7 @@ import pytest
 from rollart.cli.main import main
 from rollart.config import load_config
 from rollart.errors import unwritable
+from rollart.models import make_tiny_qwen3
 from rollart.observe.runinfo import RunInfo, write_run
 from rollart.runtime.folder import RunFolder
 
@@ -156,3 +157,24 @@ def test_what_a_full_disk_made_fail_first_is_what_counts(tmp_path: Path) -> None
     told = unwritable(closing, tmp_path)
     assert str(told).startswith(f"{tmp_path} cannot be written: No space left on device; see to room")
     assert unwritable(RuntimeError(), tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "words", "said"),
+    [
+        (True, [], "its tokenizer cannot be loaded ("),
+        (False, ["tasks={a: {kind: env, env: 'gymnasium:Taxi-v4', chat: llama3}}"], "chat: plain needs none"),
+    ],
+)
+def test_a_tokenizer_that_cannot_speak_the_tasks_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bool, words: list[str], said: str
+) -> None:
+    model = make_tiny_qwen3(tmp_path / "model", 0, vocabulary="bytes")
+    if damage:
+        (model / "tokenizer.json").write_text("{")
+    path = tmp_path / "c.yaml"
+    path.write_text(f"run: {{folder: {tmp_path / 'runs'}}}\nmodel: {{path: {model}}}\n")
+    for more in ([], ["--dry-run"]):
+        assert main(["train", str(path), *words, *more]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -31,14 +31,14 @@ def train(arguments: argparse.Namespace) -> int:
         from rollart.plan import plan
 
         console.print(plan(config), highlight=False, markup=False)
-        check_tasks(config.tasks)
+        _check_tasks(config)
         return 0
     folder = RunFolder.of(config)
     if arguments.go_on and _done(config, folder):
         console.print(f"{folder.path} is done; its report is {folder.report}", soft_wrap=True)
         console.print("train it anew with --overwrite, or under another name with run.name=...", soft_wrap=True)
         return 0
-    check_tasks(config.tasks)
+    _check_tasks(config)
     resume = arguments.resume or (arguments.go_on and folder.checkpoints.latest() is not None)
     if resume:
         folder.reopen(config)
@@ -65,6 +65,13 @@ def resume(run: Path, overrides: Sequence[str]) -> int:
         return _train(config, folder, console, resume=True)
     finally:
         folder.close()
+
+
+def _check_tasks(config: Config) -> None:
+    """Raise ConfigError for tasks that cannot be played here, or not with the given model's tokenizer."""
+    from rollart.runtime.setting import codec_of
+
+    check_tasks(config.tasks, codec_of(Path(config.model.path)) if config.model.path else None)
 
 
 def config_of(run: Path, overrides: Sequence[str]) -> Config:

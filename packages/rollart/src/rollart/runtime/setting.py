@@ -16,6 +16,7 @@ from llmproxy import Sampling
 from rollart.chat import Codec
 from rollart.config import Config
 from rollart.config.check import vocabulary
+from rollart.errors import ConfigError
 from rollart.models import make_tiny_qwen3
 from rollart.policy import TurnSettings
 from rollart.tasks import Mixture, make_tasks, split
@@ -38,7 +39,7 @@ class Setting:
     def __init__(self, config: Config, model: Path, tasks: Mixture | None = None) -> None:
         """`tasks` where they are made elsewhere; then the model's tokenizer is not needed."""
         self.model = model
-        self.tasks = tasks or make_tasks(config.tasks, _codec(model), config.generation.max_model_len)
+        self.tasks = tasks or make_tasks(config.tasks, codec_of(model), config.generation.max_model_len)
         self._seed = config.run.seed
         self._settings = self.tasks.settings
         self._limits = {name: _limits(config, name) for name in config.tasks}
@@ -73,10 +74,16 @@ class Setting:
         return self.tasks.train_keys(self._seed)
 
 
-def _codec(model: Path) -> Codec:
+def codec_of(model: Path) -> Codec:
+    """The tokenizer of a model's folder. Raises ConfigError when it cannot be loaded."""
     from transformers import AutoTokenizer
 
-    return Codec(AutoTokenizer.from_pretrained(str(model), local_files_only=True))
+    try:
+        return Codec(AutoTokenizer.from_pretrained(str(model), local_files_only=True))
+    except Exception as error:  # of whatever type the tokenizer's library has
+        said = " ".join(str(error).split())[:300]
+        reason = f"its tokenizer cannot be loaded ({type(error).__name__}: {said}); copy its files again"
+        raise ConfigError("model.path", str(model), reason) from None
 
 
 def _limits(config: Config, name: str) -> Limits:

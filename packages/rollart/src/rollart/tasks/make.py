@@ -10,7 +10,7 @@ from envmanager import RewardClient, UnknownEnv
 from envmanager.naming import imported
 from envmanager.rewards import LocalReward, URLReward
 from llmproxy import Sampling
-from rollart.chat import Codec, make_format
+from rollart.chat import Codec, Format, make_format
 from rollart.config.tasks import AnyTask, EnvConfig, FrozenLakeConfig
 from rollart.errors import ConfigError
 from rollart.policy import TurnSettings
@@ -35,11 +35,16 @@ def make_tasks(configs: Mapping[str, AnyTask], codec: Codec, context: int) -> Mi
     return Mixture(tasks, {name: config.weight for name, config in configs.items()})
 
 
-def check_tasks(configs: Mapping[str, AnyTask]) -> None:
-    """Raise ConfigError for an environment or a reward that this process cannot import, before anything is made."""
+def check_tasks(configs: Mapping[str, AnyTask], codec: Codec | None = None) -> None:
+    """Raise ConfigError for an environment or a reward that this process cannot import, and for what the given
+    tokenizer cannot say, before anything is made."""
     for name, config in configs.items():
         if not isinstance(config, EnvConfig):
+            if codec is not None:
+                _lake(name, config, codec, context=0)
             continue
+        if codec is not None:
+            _format(name, config, codec)
         if config.reward and not is_url(config.reward):
             _reward(name, config.reward)
         if not (config.isolate or config.python or is_url(config.env)):
@@ -64,11 +69,15 @@ def _lake(name: str, config: FrozenLakeConfig, codec: Codec, context: int) -> Ta
         raise ConfigError("model.path", name, str(error)) from None
 
 
-def _environment(name: str, config: EnvConfig, codec: Codec, context: int) -> Task:
+def _format(name: str, config: EnvConfig, codec: Codec) -> Format:
     try:
-        written = make_format(codec, config.chat, system=config.system, tools=config.tools)
+        return make_format(codec, config.chat, system=config.system, tools=config.tools)
     except ValueError as error:
         raise ConfigError(f"tasks.{name}.chat", config.chat, f"{error}; chat: plain needs none") from None
+
+
+def _environment(name: str, config: EnvConfig, codec: Codec, context: int) -> Task:
+    written = _format(name, config, codec)
     settings = TurnSettings(
         task=name,
         format=written,
