@@ -47,6 +47,7 @@ class World:
         self.served = self.version = 0
         self.open = True
         self.lost = 0  # prefetches to fail
+        self.resting, self.holds = False, MODES[mode].hold
         self.push_s = 1.0
         trace = Trace(tmp_path / "trace.json", asyncio.get_running_loop().time)
         self.trace = trace
@@ -73,15 +74,22 @@ class World:
         await asyncio.sleep(seconds)
         self.log.append(what)
 
-    async def get_batch(self, *, trainer_version: int, cancel_spares: bool) -> str:
+    async def get_batch(self, *, trainer_version: int, cancel_spares: bool, rest: bool) -> str:
         assert trainer_version == self.version
+        assert not self.resting
+        self.resting = rest or cancel_spares
         await self.take(5, "get_batch, held" if cancel_spares else "get_batch")
         return "batch"
 
     def advance(self, version: int) -> list[str]:
         self.log.append(f"advance {version}")
         self.served = version
+        self.resting = False
         return ["ended"]
+
+    def wake(self) -> None:
+        self.log.append("wake")
+        self.resting = False
 
     async def suspend(self) -> None:
         await self.take(0.1, "suspend")
@@ -100,6 +108,7 @@ class World:
         self.open = True
 
     async def train_step(self, batch: str, step: int) -> Trained:
+        assert self.holds or self.open is not self.resting, "generation runs and nothing may begin"
         await self.take(3, f"train {step}")
         self.version = step
         return Trained(step, {})
@@ -170,7 +179,8 @@ async def test_weights_on_a_slow_link_are_committed_beside_the_train_step(tmp_pa
     world = World(tmp_path, mode)
     world.push_s = 7.0  # pulled after 7.5 s; the batch is there after 5, the train step takes 3
     *_, second, third = await world.run(3)
-    late = [what for what in world.log[world.log.index("publish 1") :] if "batch" not in what]
+    late = [what for what in world.log[world.log.index("publish 1") :] if "batch" not in what and what != "wake"]
+    assert world.log.count("wake") == (0 if mode == "one_off" else 2)
     assert late == [
         *("publish 1", "suspend", "update 1", "advance 1", "resume", "train 2"),
         *("publish 2", "suspend", "update 2", "advance 2", "resume", "train 3"),

@@ -140,6 +140,21 @@ async def test_sync_cancels_spares_and_rests(make: Make) -> None:
     assert (await waiter).key == spare.key
 
 
+@pytest.mark.parametrize("advance", [True, False])
+async def test_after_a_batch_with_rest_nothing_begins_until_advance_or_wake(make: Make, advance: bool) -> None:
+    buf = make(batch_groups=1, group_size=1, alpha=1)
+    first, other = await take(buf, 2)
+    await run(first)
+    await buf.get_batch(rest=True)
+    waiter = asyncio.create_task(buf.next_ticket())
+    await done(other.cancel())
+    await asyncio.sleep(0)
+    assert not waiter.done()
+    await done(buf.advance(1) if advance else buf.wake())
+    ticket = await waiter
+    assert ticket.issued_version == advance
+
+
 async def test_close_wakes_everyone_and_ends_what_runs(make: Make) -> None:
     buf = make(batch_groups=1, group_size=1, alpha=0)
     (ticket,) = await take(buf, 1)

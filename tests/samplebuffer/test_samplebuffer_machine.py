@@ -225,12 +225,12 @@ class BufferMachine(RuleBasedStateMachine):
         fresh |= {sample.ticket_id for sample in group.done if sample.start_version >= cut}
         return None if 2 * len(fresh) < len(members(group)) else fresh
 
-    @rule(partial=st.booleans(), cancel_spares=st.booleans())
-    def get_batch(self, partial: bool, cancel_spares: bool) -> None:
+    @rule(partial=st.booleans(), cancel_spares=st.booleans(), rest=st.booleans())
+    def get_batch(self, partial: bool, cancel_spares: bool, rest: bool) -> None:
         alive = self.buf.core.alive
         complete = sorted((g.whole.oldest, g.id) for g in self.buf.core.groups.values() if g.whole)
         try:
-            batch = self.buf.get_batch_nowait(partial=partial, cancel_spares=cancel_spares)
+            batch = self.buf.get_batch_nowait(partial=partial, cancel_spares=cancel_spares, rest=rest)
         except Closed:
             assert self.closed
             return
@@ -246,6 +246,13 @@ class BufferMachine(RuleBasedStateMachine):
         self.collect()
         if cancel_spares:
             assert not self.held and self.buf.ledger.running == self.buf.ledger.buffered == 0
+        if rest and not self.closed:
+            assert self.buf.next_ticket_nowait() is None
+
+    @rule()
+    def wake(self) -> None:
+        self.buf.wake()
+        self.collect()
 
     def receive(self, batch: Batch) -> None:
         assert batch.ledger.balanced

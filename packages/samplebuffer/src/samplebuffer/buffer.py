@@ -134,17 +134,19 @@ class SampleBuffer:
         partial: bool = False,
         trainer_version: int | None = None,
         cancel_spares: bool = False,
+        rest: bool = False,
     ) -> Batch:
         """`batch_groups` whole groups, the oldest first.
 
         With `partial`, what is left after the tasks' end is handed out as a smaller batch. With `cancel_spares` (mode
         `sync`) all other groups are cancelled in the same instant, their keys put back, and no ticket is issued until
-        `advance`. Raises Starved, Closed, TimeoutError.
+        `advance`. With `rest` no ticket is issued until `advance` or `wake`: what began in the moments before an
+        update would be a version older for nothing. Raises Starved, Closed, TimeoutError.
         """
         return await self.wait_for_batch(
             timeout,
             lambda: self.get_batch_nowait(
-                partial=partial, trainer_version=trainer_version, cancel_spares=cancel_spares
+                partial=partial, trainer_version=trainer_version, cancel_spares=cancel_spares, rest=rest
             ),
         )
 
@@ -191,10 +193,17 @@ class SampleBuffer:
         self._last_wait = now
 
     def get_batch_nowait(
-        self, *, partial: bool = False, trainer_version: int | None = None, cancel_spares: bool = False
+        self,
+        *,
+        partial: bool = False,
+        trainer_version: int | None = None,
+        cancel_spares: bool = False,
+        rest: bool = False,
     ) -> Batch | None:
         """A batch as from `get_batch`; None where that would wait."""
-        return self.core.take_batch(partial=partial, trainer_version=trainer_version, cancel_spares=cancel_spares)
+        return self.core.take_batch(
+            partial=partial, trainer_version=trainer_version, cancel_spares=cancel_spares, rest=rest
+        )
 
     async def _news(self, end: float | None = None) -> bool:
         """Wait until there is some, or until `end`; whether there is."""
@@ -240,6 +249,10 @@ class SampleBuffer:
     def cancel_spares(self) -> list[Ticket]:
         """End every member alive, put the keys back, and issue nothing until `advance`. Returns the running ones."""
         return self.core.cancel_spares()
+
+    def wake(self) -> None:
+        """Issue tickets again after a batch that was taken with `rest`, though no version advanced."""
+        self.core.wake()
 
     def close(self) -> None:
         """End for good: running tickets are cancelled, every waiter gets Closed. `state_dict` still works."""

@@ -12,7 +12,7 @@ A *group* is opened for one key when there is room, and lives until it is delive
 | `advance` past the bound | each stale member | stale | replaced; running ones cancelled; not counted in the budget |
 | fewer than half would stay | all members | stale | the group is recycled: its key is the next to be opened |
 | `cancel_spares` | all members of all groups | surplus | every group is recycled; no ticket until `advance` |
-| `take_batch` | the groups of the batch | delivered | the oldest start first, then the oldest group |
+| `take_batch` | the groups of the batch | delivered | the oldest start first; `rest`: no ticket until `advance` |
 | `close` | running members | cancelled | finished members stay, for `state_dict` |
 
 A group is *wanting* `group_size + spare_members - running - buffered` tickets while it is incomplete. Replacement is
@@ -289,6 +289,11 @@ class Core:
         self.resting = True
         return ended
 
+    def wake(self) -> None:
+        """Issue tickets again, though no version advanced."""
+        self.resting = False
+        self.settle()
+
     def close(self) -> None:
         """End every running member; finished ones stay for `state_dict`."""
         if self.closed:
@@ -313,6 +318,7 @@ class Core:
         partial: bool = False,
         trainer_version: int | None = None,
         cancel_spares: bool = False,
+        rest: bool = False,
         lend: bool = False,
     ) -> Batch | None:
         """A batch of the oldest complete groups; None when it can not be filled yet. See `loans` for `lend`."""
@@ -327,6 +333,7 @@ class Core:
             self._leave(group, "delivered", "delivered")
             if lend:
                 self.lent[group.id] = group
+        self.resting = self.resting or rest
         ended = self._rest() if cancel_spares else []
         batch = Batch(
             groups=[group.whole for group in groups if group.whole is not None],

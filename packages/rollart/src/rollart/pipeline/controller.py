@@ -10,8 +10,7 @@
 
 Modes without overlap do 1, 2, 6, then 3, 4, so that generation always holds the trainer's own version. What else
 a mode may choose stands in `modes.py`. Where the weights are still on their way when the batch is there, step 6
-begins, and 2 to 5 follow beside it once they are staged (a *late* switch): neither training nor rollout waits for a
-slow link.
+begins, and 2 to 5 follow beside it once they are staged (a *late* switch): nobody waits for a slow link.
 
 The loop consumes batches and trained versions. It waits for the buffer (step 1), for the staged version (step 2)
 and for the trainer (step 6). Rollout unblocks the first, the weight path the second, the trainer the third; each
@@ -26,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rollart.errors import ParityError
@@ -87,7 +86,7 @@ class Controller:
                 if evaluate or await self._in_time():
                     switch = await self._switch()
                 else:
-                    late = asyncio.create_task(self._switch(late=True))
+                    late = self._switch_late()
             elif self._mode.hold:
                 self._buffer.advance(self.served)
             trained, success = await self._train_beside(batch, step, evaluate and not last, late)
@@ -121,16 +120,23 @@ class Controller:
     async def _get_batch(self) -> Any:
         self._waiting = True
         try:
-            return await self._buffer.get_batch(trainer_version=self._trainer.version, cancel_spares=self._mode.hold)
+            return await self._buffer.get_batch(
+                trainer_version=self._trainer.version,
+                cancel_spares=self._mode.hold,
+                rest=self._weights.under_way,  # what starts now would be a version older than what starts in a moment
+            )
         finally:
             self._waiting = False
 
     async def _in_time(self) -> bool:
         """Whether the weights under way are to be waited for: they are there, or nearly, or parity is due."""
-        if self._unproven >= _UNPROVEN:
-            return True
         with self._step("wait_weights"):
-            return await self._weights.soon(_SOON_S)
+            return self._unproven >= _UNPROVEN or await self._weights.soon(_SOON_S)
+
+    def _switch_late(self) -> asyncio.Task[Switch]:
+        if not self._mode.hold:
+            self._buffer.wake()
+        return asyncio.create_task(self._switch(late=True))
 
     async def _train_beside(
         self, batch: Any, step: int, evaluate: bool, late: asyncio.Task[Switch] | None = None
@@ -156,24 +162,23 @@ class Controller:
 
     async def _switch(self, *, suspended: bool = False, late: bool = False) -> Switch:
         """Steps 2 to 4: commit the version that is under way. A `late` one takes no part of the iteration's time."""
-        measure = self._beside if late else self._step
-        with measure("wait_weights"):
+        with self._step("wait_weights", late=late):
             staged = await self._weights.staged()
         start = self._time()
         if not suspended:
-            with measure("suspend"):
+            with self._step("suspend", late=late):
                 await self._gateway.suspend()
-        with measure("update", row="commit"):
+        with self._step("update", row="commit", late=late):
             staged.check(await self._gateway.update(staged.version))
         self.served = staged.version
         ended = len(self._buffer.advance(staged.version))
-        with measure("resume"):
+        with self._step("resume", late=late):
             await self._gateway.resume()
         exposed = self._time() - start
         if late:
             self._unproven += 1
             return Switch(staged, exposed, None, ended)
-        with measure("probe"):
+        with self._step("probe"):
             parity = await self._probe.measure(staged.version)
         self._unproven = 0
         if self._parity_limit is not None and parity > self._parity_limit:
@@ -188,11 +193,7 @@ class Controller:
         return self._clock.part(name)
 
     @contextmanager
-    def _step(self, part: str, row: str = "controller") -> Iterator[None]:
-        """Time one step for both the step clock and the trace."""
-        with self._clock.part(part), self._trace.measure(row, part):
+    def _step(self, part: str, row: str = "controller", *, late: bool = False) -> Iterator[None]:
+        """Time one step for the trace and, unless it happens beside another (`late`), for the step clock."""
+        with nullcontext() if late else self._clock.part(part), self._trace.measure(row, part):
             yield
-
-    def _beside(self, part: str, row: str = "controller") -> AbstractContextManager[None]:
-        """Show in the trace what happens beside the step that the clock counts."""
-        return self._trace.measure(row, part)

@@ -34,9 +34,12 @@ class Gateway(Protocol):
 class Buffer(Protocol):
     """The sample buffer's consumer side."""
 
-    async def get_batch(self, *, trainer_version: int, cancel_spares: bool) -> Any:
-        """Whole groups; with `cancel_spares` no trajectory is issued after them until `advance`."""
+    async def get_batch(self, *, trainer_version: int, cancel_spares: bool, rest: bool) -> Any:
+        """Whole groups. With `cancel_spares` all others end, and no trajectory is issued after them until `advance`;
+        with `rest` none is issued until `advance` or `wake`."""
         ...
+
+    def wake(self) -> None: ...
 
     def advance(self, version: int) -> Sequence[Any]: ...
 

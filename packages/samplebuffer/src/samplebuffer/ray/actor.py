@@ -270,6 +270,10 @@ class BufferActor:
         """As `SampleBuffer.cancel_spares`."""
         return [info(ticket) for ticket in self._buf.cancel_spares()]
 
+    async def wake(self) -> None:
+        """As `SampleBuffer.wake`."""
+        self._buf.wake()
+
     async def close(self) -> None:
         """As `SampleBuffer.close`."""
         self._buf.close()

@@ -212,9 +212,15 @@ class RayBuffer:
         partial: bool = False,
         trainer_version: int | None = None,
         cancel_spares: bool = False,
+        rest: bool = False,
     ) -> Batch:
         """As `SampleBuffer.get_batch`; the payloads are fetched straight from where they are."""
-        take = {"partial": partial, "trainer_version": trainer_version, "cancel_spares": cancel_spares}
+        take = {
+            "partial": partial,
+            "trainer_version": trainer_version,
+            "cancel_spares": cancel_spares,
+            "rest": rest,
+        }
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while True:
@@ -249,6 +255,10 @@ class RayBuffer:
     async def cancel_spares(self) -> list[wire.TicketInfo]:
         """As `SampleBuffer.cancel_spares`."""
         return await _answer(self.handle.cancel_spares.remote())
+
+    async def wake(self) -> None:
+        """As `SampleBuffer.wake`."""
+        await _answer(self.handle.wake.remote())
 
     async def close(self) -> None:
         """As `SampleBuffer.close`, for all clients. The actor stays, for `state_dict`, until its handles are gone."""
