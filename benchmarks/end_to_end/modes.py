@@ -4,9 +4,11 @@ FrozenLake with few holes and many turns, so that episodes are long-tailed; an i
 turn, clipped at 0, and of 0.2 s a reward. The modes take turns, so that a noisy machine hits all. Reports an
 iteration's seconds, trained tokens a second, and the shares of trajectories that were thrown away for their age and
 that were trained beyond the bound. Generation, environments and the trainer share two cores here, so what overlap can
-win is less than on devices of their own.
+win is less than on devices of their own. A batch is so large that engines, not the longest episode, set the time of a
+step; `--small` has a third of it, where a step is half the longest episode and every bound must cost something.
 
-    python benchmarks/end_to_end/modes.py            three rounds of five counted iterations
+    python benchmarks/end_to_end/modes.py            three rounds of three counted iterations
+    python benchmarks/end_to_end/modes.py --small    the same with a third of the batch
     python benchmarks/end_to_end/modes.py --quick    one round of two
     python benchmarks/end_to_end/modes.py --learn    whole trainings of rollart and areal: time to a success rate
 """
@@ -38,21 +40,18 @@ SLOW = [
     "tasks.FrozenLake.latency_std_s=0.3",
     "tasks.FrozenLake.reward_latency_s=0.2",
 ]
-LONG = [
-    "tasks.FrozenLake.max_turns=40",
-    "tasks.FrozenLake.frozen=0.9",
-    "buffer.drop_uniform=false",
-    "buffer.batch_groups=16",
-    "rollout.concurrency=256",
-]
+LONG = ["tasks.FrozenLake.max_turns=30", "tasks.FrozenLake.frozen=0.9", "buffer.drop_uniform=false"]
+LARGE = ["buffer.batch_groups=48", "rollout.concurrency=768"]
+SMALL = ["buffer.batch_groups=16", "rollout.concurrency=256"]
+ITERATIONS = 3
 BARE = ["eval.every=1000", "eval.episodes=8", "checkpoint.every=1000"]
 SUCCESS = 0.7
 
 
-def round_of(iterations: int, number: int, folder: Path) -> dict[str, Measured]:
+def round_of(iterations: int, number: int, folder: Path, size: list[str]) -> dict[str, Measured]:
     measured = {}
     for mode, alpha in MODES.items():
-        words = [f"run.mode={mode}", alpha, f"run.seed={number}", *SLOW, *LONG, *BARE]
+        words = [f"run.mode={mode}", alpha, f"run.seed={number}", *SLOW, *LONG, *size, *BARE]
         words.append(f"run.iterations={WARM_UP + iterations + CLOSING}")
         measured[mode] = measure(CONFIG, folder, f"{mode}-{number}", words)
         one = measured[mode]
@@ -126,6 +125,7 @@ def learning(folder: Path, seeds: int) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round of two counted iterations")
+    parser.add_argument("--small", action="store_true", help="a third of the batch")
     parser.add_argument("--learn", action="store_true", help="time to a success rate instead of speed")
     parser.add_argument("--seeds", type=int, default=2, help="of --learn")
     arguments = parser.parse_args()
@@ -134,8 +134,10 @@ def main() -> int:
             command = f"python benchmarks/end_to_end/modes.py --learn --seeds {arguments.seeds}"
             write("modes_learning", command, learning(Path(folder), arguments.seeds))
             return 0
-        rounds = [round_of(2 if arguments.quick else 5, n, Path(folder)) for n in range(1 if arguments.quick else 3)]
-    write("modes", "python benchmarks/end_to_end/modes.py" + (" --quick" if arguments.quick else ""), speed(rounds))
+        iterations, size = (2 if arguments.quick else ITERATIONS), (SMALL if arguments.small else LARGE)
+        rounds = [round_of(iterations, n, Path(folder), size) for n in range(1 if arguments.quick else 3)]
+    how = (" --small" if arguments.small else "") + (" --quick" if arguments.quick else "")
+    write("modes_small" if arguments.small else "modes", f"python benchmarks/end_to_end/modes.py{how}", speed(rounds))
     return 0
 
 
