@@ -36,9 +36,7 @@ from weightsync import Shard
 
 Metrics = dict[str, float]
 
-_CALMER = (
-    "lower train.lr or train.grad_clip, or clip with train.objective.clip_high, and resume"
-)
+_CALMER = "lower train.lr or train.grad_clip, or clip with train.objective.clip_high, and resume"
 
 
 class Update:
