@@ -51,7 +51,11 @@ def _parser() -> argparse.ArgumentParser:
     init.add_argument("config", type=Path, help="the YAML file to write")
     init.add_argument("--env", help="an environment by name, e.g. gymnasium:Taxi-v4 (default: FrozenLake)")
     init.set_defaults(command=_init)
-    report = commands.add_parser("report", help="write the HTML report of one run, or compare several")
+    report = commands.add_parser(
+        "report",
+        help="write the HTML report of one run, or compare several",
+        description="Write one HTML file, with nothing to load from elsewhere, about a run or several beside each other.",
+    )
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, e.g. runs/frozenlake")
     report.add_argument(
         "--out",
@@ -59,7 +63,11 @@ def _parser() -> argparse.ArgumentParser:
         help="where to write it (default: report.html in the run, or comparison.html beside the first of several)",
     )
     report.set_defaults(command=_report)
-    doctor = commands.add_parser("doctor", help="what is installed, what is missing, what to do")
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is installed, what is missing, what to do",
+        description="Look at this machine. Exits with 1 when something is missing that every run needs.",
+    )
     doctor.set_defaults(command=_doctor)
     _add_serve_reward(commands)
     return parser

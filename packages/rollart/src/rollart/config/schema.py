@@ -94,6 +94,8 @@ class RolloutConfig(Section, frozen=True):
     """Generating and stepping."""
     episode_timeout_s: Positive = 600.0
     """A whole episode but its reward; a task may have its own."""
+    reward_timeout_s: Positive = 600.0
+    """The reward of one episode; what takes longer failed, and the episode is played anew."""
 
 
 class BufferConfig(Section, frozen=True):

@@ -93,6 +93,7 @@ def _limits(config: Config, name: str) -> Limits:
         step_timeout=task.step_timeout_s or rollout.step_timeout_s,
         turn_timeout=rollout.turn_timeout_s,
         episode_timeout=task.episode_timeout_s or rollout.episode_timeout_s,
+        reward_timeout=rollout.reward_timeout_s,
     )
 
 
