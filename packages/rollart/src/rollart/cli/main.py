@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser(
         "report",
         help="write the HTML report of one run, or compare several",
-        description="Write one HTML file, with nothing to load from elsewhere, about a run or several beside each other.",
+        description="Write one HTML file that loads nothing from elsewhere: a run, or several beside each other.",
     )
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, e.g. runs/frozenlake")
     report.add_argument(
