@@ -44,9 +44,14 @@ def measure(config: Path, folder: Path, name: str, words: Sequence[str]) -> Meas
     command = [sys.executable, "-m", "rollart.cli.main", "train", str(config)]
     command += [f"run.folder={folder}", f"run.name={name}", *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=900)
-    rows = read_metrics(folder / name)
+    return measured(folder / name)
+
+
+def measured(run: Path) -> Measured:
+    """What a run that has ended took."""
+    rows = read_metrics(run)
     counted = rows[WARM_UP:-CLOSING]
-    info = read_run(folder / name)
+    info = read_run(run)
     assert info is not None
     wall = sum(sum(parts(row).values()) for row in counted)
     return Measured(

@@ -7,7 +7,7 @@ that were trained beyond the bound. Generation, environments and the trainer sha
 win is less than on devices of their own. A batch is so large that engines, not the longest episode, set the time of a
 step; `--small` has a third of it, where a step is half the longest episode and every bound must cost something.
 
-    python benchmarks/end_to_end/modes.py            three rounds of three counted iterations
+    python benchmarks/end_to_end/modes.py            three rounds of three counted iterations (or --rounds N)
     python benchmarks/end_to_end/modes.py --small    the same with a third of the batch
     python benchmarks/end_to_end/modes.py --quick    one round of two
     python benchmarks/end_to_end/modes.py --learn    whole trainings of rollart and areal: time to a success rate
@@ -125,6 +125,7 @@ def learning(folder: Path, seeds: int) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round of two counted iterations")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="a third of the batch")
     parser.add_argument("--learn", action="store_true", help="time to a success rate instead of speed")
     parser.add_argument("--seeds", type=int, default=2, help="of --learn")
@@ -135,8 +136,10 @@ def main() -> int:
             write("modes_learning", command, learning(Path(folder), arguments.seeds))
             return 0
         iterations, size = (2 if arguments.quick else ITERATIONS), (SMALL if arguments.small else LARGE)
-        rounds = [round_of(iterations, n, Path(folder), size) for n in range(1 if arguments.quick else 3)]
+        numbers = range(1 if arguments.quick else arguments.rounds)
+        rounds = [round_of(iterations, number, Path(folder), size) for number in numbers]
     how = (" --small" if arguments.small else "") + (" --quick" if arguments.quick else "")
+    how += f" --rounds {arguments.rounds}" if arguments.rounds != 3 else ""
     write("modes_small" if arguments.small else "modes", f"python benchmarks/end_to_end/modes.py{how}", speed(rounds))
     return 0
 
