@@ -157,19 +157,20 @@ def _files(path: Path) -> dict[str, str]:
     found = _json(index, dict[str, Any]).get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
         raise _refused(path, f"its {_INDEX} has no weight_map of names to files; copy it again")
-    held = {file: _names(path / file) for file in set(found.values())}
+    held = {file: set(_names(path / file)) for file in set(found.values())}
     for name, file in found.items():
         if name not in held[file]:
             raise _refused(path, f"its {_INDEX} says that {file} holds {name}, which it does not; copy both again")
     return found
 
 
-def _names(file: Path) -> set[str]:
+def _names(file: Path) -> list[str]:
+    """In the file's own order: ranks export together, so each must go through them alike."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="pt") as opened:
-            return set(opened.keys())
+            return list(opened.keys())
     except (OSError, SafetensorError) as error:
         raise _refused(
             file.parent, f"its {file.name} is no whole safetensors file ({error}); copy it again"
