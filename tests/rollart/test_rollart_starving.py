@@ -10,7 +10,7 @@ import async_solipsism
 import pytest
 
 from rollart.config import load_config
-from rollart.runtime.starving import patience, starving
+from rollart.runtime.starving import longest_episode, starving
 from samplebuffer import SampleBuffer, Starved
 
 
@@ -68,5 +68,5 @@ def test_an_outage_and_slow_episodes_are_borne(loop: asyncio.AbstractEventLoop) 
 
 
 def test_the_longest_episode_says_how_long_to_wait() -> None:
-    assert patience(load_config(overrides=["rollout.episode_timeout_s=50"])) == 50
-    assert patience(load_config(overrides=["tasks={a: {episode_timeout_s: 700}, b: {}}"])) == 700
+    assert longest_episode(load_config(overrides=["rollout.episode_timeout_s=50"])) == 50
+    assert longest_episode(load_config(overrides=["tasks={a: {episode_timeout_s: 700}, b: {}}"])) == 700

@@ -30,6 +30,7 @@ from samplebuffer.ticket import Ticket
 from samplebuffer.values import Batch, Group, Ledger
 
 DEFAULT_CODEC = state.MsgpackCodec()
+# Before the caller's deadline, so that a batch that is there is handed out rather than timed out.
 _MOMENT = 1e-3
 
 
@@ -160,13 +161,13 @@ class SampleBuffer:
                 waited = 0.0  # a batch that is there when it is asked for goes at once: rollout is ahead
                 while (batch := take()) is None:
                     await self._news()
-                    waited = await self._spare(deadline)
+                    waited = await self._linger(deadline)
                 self.patience.handed_out(clock(), waited)
                 return batch
         finally:
             self._count_wait(-1)
 
-    async def _spare(self, deadline: float) -> float:
+    async def _linger(self, deadline: float) -> float:
         """Wait, as long as patience says, for groups that the next version would end. Returns the seconds it took.
 
         Only a group that completes changes what is at stake, so the rest of the news passes unexamined. The caller's

@@ -31,7 +31,7 @@ from rollart.runtime.control import Control
 from rollart.runtime.folder import RunFolder
 from rollart.runtime.parts import Parts
 from rollart.runtime.setting import Setting
-from rollart.runtime.starving import patience, starving
+from rollart.runtime.starving import longest_episode, starving
 
 # A resource's spans in one iteration: every turn of a small task.
 _TRACED_SPANS = 2000
@@ -97,7 +97,7 @@ class Run:
     async def _starving(self) -> None:
         """Raises when all that is played fails."""
         await self._serving.wait()
-        await starving(self._control.buffer.stats, self._config.buffer.batch_groups, patience(self._config))
+        await starving(self._control.buffer.stats, self._config.buffer.batch_groups, longest_episode(self._config))
 
     async def _iterate(self, stop: asyncio.Event) -> bool:
         before = await unless(stop, self._begin())

@@ -16,7 +16,7 @@ from samplebuffer import Starved, Stats
 _LOOKS = 20
 
 
-def patience(config: Config) -> float:
+def longest_episode(config: Config) -> float:
     """Seconds that the longest episode of a run may take."""
     return max(task.episode_timeout_s or config.rollout.episode_timeout_s for task in config.tasks.values())
 
