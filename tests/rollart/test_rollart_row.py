@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,12 +33,12 @@ async def buffer_with_a_batch(tasks: Sequence[str] = ("a", "a")) -> tuple[Sample
 
 
 async def row(
-    switch: Switch | None, tasks: Sequence[str] = ("a", "a"), driver_cpu_s: float | None = None
+    switch: Switch | None, tasks: Sequence[str] = ("a", "a"), cpu: Mapping[str, float] | None = None
 ) -> dict[str, Any]:
     buffer, batch = await buffer_with_a_batch(tasks)
     time = StepTime(10.0, 14.0, {"get_batch": 3_000_000_000, "train": 1_000_000_000})
     iteration = Iteration(7, batch, 1, Trained(3, {"loss": 0.5}), switch, None, time)
-    return metrics_row(iteration, buffer.stats(), elapsed_s=99.0, tokens=400, driver_cpu_s=driver_cpu_s)
+    return metrics_row(iteration, buffer.stats(), elapsed_s=99.0, tokens=400, cpu=cpu or {})
 
 
 async def test_staleness_and_lag_are_counted_from_their_own_clocks() -> None:
@@ -82,7 +82,8 @@ async def test_a_switch_brings_its_three_costs_apart() -> None:
 
 
 async def test_the_drivers_share_is_of_the_wall_time() -> None:
-    assert (await row(None, driver_cpu_s=1.0))["driver/cpu_share"] == 0.25
+    written = await row(None, cpu={"driver": 1.0, "engines": 3.0})
+    assert (written["driver/cpu_share"], written["engines/cpu_s"], written["trainer/cpu_s"]) == (0.25, 3.0, None)
     assert (await row(None))["driver/cpu_share"] is None
 
 

@@ -7,6 +7,7 @@ Invariant: every required key is there, and numbers that were not measured are N
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -15,12 +16,15 @@ from rollart.pipeline.iteration import Iteration
 from samplebuffer import Batch
 from samplebuffer import Stats as BufferStats
 
+_ROLES = ("driver", "engines", "trainer")
+_UNKNOWN: Mapping[str, float] = MappingProxyType({})
+
 
 def metrics_row(
-    iteration: Iteration, stats: BufferStats, *, elapsed_s: float, tokens: int, driver_cpu_s: float | None = None
+    iteration: Iteration, stats: BufferStats, *, elapsed_s: float, tokens: int, cpu: Mapping[str, float] = _UNKNOWN
 ) -> Row:
     """The row of an iteration; `tokens` is how many were generated in it, `elapsed_s` the run's time at its end,
-    `driver_cpu_s` what the driver's own process computed meanwhile.
+    `cpu` the CPU seconds that each role's processes took meanwhile, as far as known.
 
     `staleness/over` is the share of the trained trajectories beyond the bound: 0 in every mode that evicts.
     """
@@ -53,8 +57,8 @@ def metrics_row(
         "pull_accumulated_s": switch.staged.pull_s if switch else None,
         "pull_exposed_s": switch.exposed_s if switch else None,
         **iteration.time.metrics(),
-        "driver/cpu_s": driver_cpu_s,
-        "driver/cpu_share": None if driver_cpu_s is None else driver_cpu_s / iteration.time.wall,
+        **{f"{role}/cpu_s": cpu.get(role) for role in _ROLES},
+        "driver/cpu_share": cpu["driver"] / iteration.time.wall if "driver" in cpu else None,
         **{f"ledger/{column}": count for column, count in ledger.items()},
         **{f"train/{name}": value for name, value in iteration.trained.metrics.items()},
     }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -27,6 +26,7 @@ from rollart.plan import requests
 from rollart.roles.actor_gen import EngineSettings, make_engine
 from rollart.roles.actor_train import ActorTrain
 from rollart.roles.train_client import TrainClient
+from rollart.runtime.cpu import CpuClock
 from rollart.runtime.folder import RunFolder
 from rollart.runtime.parts import Parts
 from rollart.runtime.setting import Setting
@@ -68,8 +68,12 @@ async def launch(
             trainer=trainer,
             watch=partial(_watch, [generation, training]),
             export=trainer.export,
-            driver_cpu=time.process_time,
+            cpu=CpuClock({"engines": partial(_pids, generation), "trainer": partial(_pids, training)}),
         )
+
+
+def _pids(cluster: Cluster) -> list[int]:
+    return [member.pid for member in cluster.members]
 
 
 def _clusters(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,8 +26,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     trainer: TrainingPart
     watch: Callable[[], Coroutine[Any, Any, None]]
     """Returns never; raises the typed error of the first part that dies, with its name and last log lines."""
-    driver_cpu: Callable[[], float] | None = None
-    """CPU seconds of the driver's process so far; None where they say nothing, as in a simulation."""
+    cpu: Callable[[], Mapping[str, float]] | None = None
+    """CPU seconds so far by role, `driver` among them; None where they say nothing, as in a simulation."""
     router: Router | None = None
     """How generations are placed; None for the configured affinity."""
     prefill_router: Router | None = None

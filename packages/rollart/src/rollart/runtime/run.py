@@ -8,7 +8,7 @@ no task behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from math import ceil
 from pathlib import Path
@@ -59,7 +59,7 @@ class Run:
         self._clock = asyncio.get_running_loop().time
         self._began = self._clock() - (state.elapsed_s if state else 0.0)
         self._saved_step = self.step
-        self._cpu_before = 0.0
+        self._cpu_before: Mapping[str, float] = {}
         self._serving = asyncio.Event()
         self._trace = Trace(folder.path / "trace.json", self._clock, limit=_TRACED_SPANS)
         self._metrics = MetricsWriter(folder.path, resume_step=self.step if state else None)
@@ -135,7 +135,7 @@ class Run:
             success = self.success = await self._control.evaluator.success()
             self._dashboard.log(f"before training: success {success:.3f} on held-out tasks")
         controller.restart_clock()
-        self._driver_cpu()
+        self._cpu_spent()
         return success
 
     async def _iteration(self, stop: asyncio.Event) -> Iteration | None:
@@ -156,7 +156,7 @@ class Run:
             control.buffer.stats(),
             elapsed_s=self.elapsed_s,
             tokens=control.meter.take_tokens(),
-            driver_cpu_s=self._driver_cpu(),
+            cpu=self._cpu_spent(),
         )
         if success_before is not None:
             row["eval/success_before"] = success_before
@@ -179,12 +179,10 @@ class Run:
             )
         )
 
-    def _driver_cpu(self) -> float | None:
-        """CPU seconds of the driver since the last call."""
-        if self._parts.driver_cpu is None:
-            return None
-        before, self._cpu_before = self._cpu_before, self._parts.driver_cpu()
-        return self._cpu_before - before
+    def _cpu_spent(self) -> dict[str, float]:
+        """CPU seconds of each role since the last call."""
+        before, self._cpu_before = self._cpu_before, self._parts.cpu() if self._parts.cpu else {}
+        return {role: total - before.get(role, 0.0) for role, total in self._cpu_before.items()}
 
     async def _save(self) -> None:
         """Write a checkpoint of the last finished step, unless it is there already."""
