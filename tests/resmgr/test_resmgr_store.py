@@ -29,14 +29,24 @@ async def test_nothing_listens(tmp_path):
     ("answer", "error", "message"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", NotAStore, "check host and port"),
-        (b"", StoreUnavailable, "is it a Redis"),
+        (b"-ERR unknown command 'INFO'\r\n", NotAStore, "check its host, port and database"),
+        (b"$12\r\nos:something\r\n", NotAStore, "runs version unknown"),
+        (b"$19\r\nredis_version:6.2.1\r\n", NotAStore, "runs version 6.2.1"),
+        (b":1\r\n", NotAStore, "runs version unknown"),
+        (b"", NotAStore, "without a word"),
+        (None, StoreUnavailable, "is it a Redis"),
+        (b"-LOADING the dataset\r\n", StoreUnavailable, "is busy"),
+        (b"-ERR max number of clients reached\r\n", StoreUnavailable, "is busy"),
+        (b"-MASTERDOWN Link with MASTER is down\r\n", StoreUnavailable, "is busy"),
     ],
 )
 async def test_something_else_listens(answer, error, message):
+    """None is a server that stays silent; nothing said is one that hangs up."""
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(10)
-        writer.write(answer)
-        if not answer:
+        await reader.read(1000)
+        writer.write(answer or b"")
+        if answer is None:
             await reader.read()
         writer.close()
 

@@ -23,12 +23,19 @@ _KINDS = {
     "LOADING": redis_errors.BusyLoadingError,
     "BUSY": redis_errors.BusyLoadingError,  # a script runs for long
     "MISCONF": redis_errors.BusyLoadingError,  # its disk is full
+    "MASTERDOWN": redis_errors.BusyLoadingError,  # a replica whose master is away
+    "CLUSTERDOWN": redis_errors.BusyLoadingError,
+    "NOREPLICAS": redis_errors.BusyLoadingError,
     "OOM": redis_errors.OutOfMemoryError,
     "READONLY": redis_errors.ReadOnlyError,
     "NOAUTH": redis_errors.AuthenticationError,
     "WRONGPASS": redis_errors.AuthenticationError,
     "NOPERM": redis_errors.NoPermissionError,
 }
+
+
+class NotRedis(redis_errors.ConnectionError):
+    """What the other side said is no reply, or it hung up without having said anything."""
 
 
 def packed(command: Command) -> bytes:
@@ -42,6 +49,8 @@ def packed(command: Command) -> bytes:
 
 def error_of(line: bytes) -> Exception:
     text = line.decode(errors="replace")
+    if text.startswith("ERR max number of clients"):
+        return redis_errors.BusyLoadingError(text)
     return _KINDS.get(text.partition(" ")[0], redis_errors.ResponseError)(text)
 
 
@@ -75,7 +84,7 @@ class Replies:
             elif kind == 45:  # -
                 value = error_of(line)
             elif kind != 36:
-                raise redis_errors.ConnectionError(f"the server sent {data[at : at + 40]!r}, which is no reply")
+                raise NotRedis(f"the server sent {data[at : at + 40]!r}, which is no reply")
             at = after
             while self._open:
                 rows, size = self._open[-1]
@@ -101,7 +110,7 @@ class _Line(asyncio.Protocol):
         self._asked: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._unsent: list[bytes] = []
         self._watch: asyncio.TimerHandle | None = None
-        self._reason: Exception = redis_errors.ConnectionError("the server closed the connection")
+        self._reason: Exception = NotRedis("the server closed the connection without a word")
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -125,9 +134,14 @@ class _Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             replies = self._replies.feed(data)
-        except (ValueError, redis_errors.ConnectionError) as error:
-            self.end(redis_errors.ConnectionError(str(error)))
+        except ValueError as error:
+            self.end(NotRedis(f"the server sent a length that is none ({error})"))
             return
+        except NotRedis as error:
+            self.end(error)
+            return
+        if replies:
+            self._reason = redis_errors.ConnectionError("the server closed the connection")
         for reply in replies:
             if not self._asked:
                 self.end(redis_errors.ConnectionError("the server answered without having been asked"))

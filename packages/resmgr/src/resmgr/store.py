@@ -17,7 +17,6 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
-    InvalidResponse,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -25,7 +24,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from resmgr.connection import Connection, packed
+from resmgr.connection import Connection, NotRedis, packed
 from resmgr.embedded import EmbeddedServer
 from resmgr.errors import Invalid, NotAStore, StoreMismatch, StoreUnavailable
 from resmgr.values import check_name
@@ -104,24 +103,26 @@ class Store:
             await self.call("position")
             return
         try:
-            info = await self._limited(self._redis.info("server"))
+            info = await self._calls.call(packed(("INFO", "server")))
         except (AuthenticationError, NoPermissionError) as error:
             raise StoreUnavailable(f"{self.url} refuses us ({error}); put user and password in the URL") from error
-        except (redis.TimeoutError, TimeoutError) as error:
+        except redis.TimeoutError as error:
             raise StoreUnavailable(
                 f"{self.url} did not answer within {self._io_timeout} s; is it a Redis, and not stalled?"
             ) from error
-        except (InvalidResponse, ResponseError) as error:
-            if _passes(error):
-                raise StoreUnavailable(f"{self.url} is busy ({error}); try again later") from error
+        except NotRedis as error:
             raise NotAStore(
                 f"what answers at {self.url} does not speak Redis ({error}); check host and port"
             ) from error
+        except (redis.BusyLoadingError, ResponseError) as error:
+            if _passes(error):
+                raise StoreUnavailable(f"{self.url} is busy ({error}); try again later") from error
+            raise NotAStore(f"{self.url} cannot be used ({error}); check its host, port and database") from error
         except redis.ConnectionError as error:
             raise StoreUnavailable(
                 f"nothing answers at {self.url} ({error}); start a server or use embedded:DIR"
             ) from error
-        version = str(info.get("redis_version", "unknown"))
+        version = _version(info)
         if not version[:1].isdigit() or int(version.split(".")[0]) < _OLDEST:
             raise NotAStore(f"{self.url} runs version {version}; version {_OLDEST} or later is needed")
 
@@ -206,6 +207,12 @@ class Store:
         await self._redis.aclose(close_connection_pool=True)
         if self.server:
             await self.server.stop()
+
+
+def _version(info: Any) -> str:
+    """The version in the answer to INFO."""
+    found = re.search(rb"^redis_version:(\S+)", info, re.M) if isinstance(info, bytes) else None
+    return found[1].decode(errors="replace") if found else "unknown"
 
 
 def _without_password(url: str) -> str:
