@@ -167,6 +167,21 @@ async def test_a_pool_is_registered_once_and_replaced_only_on_demand(rm):
     assert await free(rm) == {"a": 9}
 
 
+async def test_a_mismatch_names_what_differs_and_nothing_else(rm):
+    nodes = [Node(f"n{i}", 8, {"zone": "x"}) for i in range(50)]
+    await rm.register(Pool("a", hardware="H800", nodes=nodes))
+    fewer = [Node("n0", 4), *nodes[2:], Node("extra", 8)]
+    with pytest.raises(PoolMismatch) as caught:
+        await rm.register(Pool("a", hardware="H20", nodes=fewer))
+    assert str(caught.value) == (
+        "pool 'a' is registered with hardware='H800', not 'H20'; node 'n0': total=8.0, not 4; "
+        "node 'n0': labels={'zone': 'x'}, not {}; a node 'n1', which is missing now; no node 'extra'; "
+        "use another name, or register(pool, replace=True)"
+    )
+    with pytest.raises(PoolMismatch, match=r"which is missing now; and 41 more; use another name"):
+        await rm.register(Pool("a", hardware="H800", total=1))
+
+
 async def test_what_was_released_cannot_be_used(rm):
     await rm.register(Pool("a", hardware="H800", total=8))
     binding = await rm.bind(Request("x", prefer=["H800"], amount=8), timeout=0)

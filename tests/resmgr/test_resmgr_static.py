@@ -57,9 +57,13 @@ def test_the_command_applies_a_file_and_replaces_only_on_demand(tmp_path, capsys
         assert main(["apply", url, str(file)]) == 0
         assert main(["apply", url, str(file)]) == 0
         assert "h800: 16 of H800" in capsys.readouterr().out
-        file.write_text("h800: {hardware: H800, total: 4}\n")
+        file.write_text(
+            "h800: {hardware: H800, total: 4}\njudge: {hardware: judge, total: 8}\nnew: {hardware: n, total: 1}"
+        )
         assert main(["apply", url, str(file)]) == 2
-        assert "replace" in capsys.readouterr().err
+        out, err = capsys.readouterr()
+        assert out == "new: 1 of n\n" and "'h800' is registered with" in err and "'judge' is registered with" in err
+        assert "--replace" in err
         assert main(["apply", url, str(file), "--replace"]) == 0
         assert "h800: 4 of H800" in capsys.readouterr().out
     finally:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from resmgr.errors import EventsLost, ResmgrError, StoreMismatch, StoreUnavailable
+from resmgr.errors import EventsLost, PoolMismatch, ResmgrError, StoreMismatch, StoreUnavailable
 from resmgr.events import watch
 from resmgr.manager import ResourceManager
 from resmgr.metrics import MetricsServer
@@ -111,10 +111,17 @@ async def _serve(options: argparse.Namespace) -> None:
 async def _apply(options: argparse.Namespace) -> None:
     pools = load_pools(options.file)
     async with await ResourceManager.connect(options.url, namespace=options.namespace, patience=5.0) as manager:
+        others = []
         for pool in pools:
-            await manager.register(pool, replace=options.replace)
-            total = pool.total or sum(node.total for node in pool.nodes)
-            print(f"{pool.name}: {total:g} of {pool.hardware}")
+            try:
+                await manager.register(pool, replace=options.replace)
+            except PoolMismatch as error:
+                others.append(str(error))
+            else:
+                total = pool.total or sum(node.total for node in pool.nodes)
+                print(f"{pool.name}: {total:g} of {pool.hardware}", flush=True)
+        if others:
+            raise PoolMismatch("\n".join([*others, "(with --replace these pools are put in place of the old ones)"]))
 
 
 async def _stop(options: argparse.Namespace) -> None:

@@ -19,10 +19,10 @@ import msgspec
 from resmgr import wire
 from resmgr.amounts import is_number
 from resmgr.asking import wants_all, wants_amount, wants_one
-from resmgr.errors import BindingBusy, BindTimeout, Closed, Invalid, PoolMismatch, StaleBinding, StoreUnavailable
+from resmgr.errors import BindingBusy, BindTimeout, Closed, Invalid, StaleBinding, StoreUnavailable
 from resmgr.events import watch
 from resmgr.holdings import Held, Holdings, OnRebind
-from resmgr.refusals import stale
+from resmgr.refusals import mismatch, stale
 from resmgr.session import Session, SessionEnded
 from resmgr.status import Status, read_status
 from resmgr.store import Store
@@ -180,10 +180,7 @@ class ResourceManager:
         args = (pool.name, definition, pool.hardware, places, mode)
         answer = await self._store.call("register", *args, patience=patience)
         if answer[0] == b"mismatch":
-            raise PoolMismatch(
-                f"pool {pool.name!r} is registered as {wire.decode_pool(answer[1])}, not as {pool}; "
-                "use another name, or register(pool, replace=True)"
-            )
+            raise mismatch(wire.decode_pool(answer[1]), pool)
 
     # --- bindings
 

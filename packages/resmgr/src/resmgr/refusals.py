@@ -1,12 +1,23 @@
 """The errors that the functions' answers mean, with what to do about them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from resmgr import wire
 from resmgr.amounts import to_units
-from resmgr.errors import BindTimeout, EventsLost, Infeasible, ResmgrError, StaleBinding, UnknownHardware
-from resmgr.values import Binding, Request
+from resmgr.errors import (
+    BindTimeout,
+    EventsLost,
+    Infeasible,
+    PoolMismatch,
+    ResmgrError,
+    StaleBinding,
+    UnknownHardware,
+)
+from resmgr.values import Binding, Node, Pool, Request
+
+MOST_DIFFERENCES = 10
 
 
 def stale(binding: Binding, answer: list[Any]) -> StaleBinding:
@@ -62,3 +73,37 @@ def _infeasible(report: list[tuple[str, int, int, int]], requests: Sequence[Requ
 def _what_fits(hardware: str, total: int, largest: int, fits: int) -> str:
     of = f"of {to_units(total):g} that match, at most {to_units(largest):g} on one node"
     return f"{hardware}: {to_units(fits):g} would fit ({of})"
+
+
+def mismatch(there: Pool, asked: Pool) -> PoolMismatch:
+    """Names what differs, not what the pools have in common."""
+    differences = _differences(there, asked)
+    named = "; ".join(islice(differences, MOST_DIFFERENCES))
+    more = sum(1 for _ in differences)
+    rest = f"; and {more} more" if more else ""
+    return PoolMismatch(
+        f"pool {asked.name!r} is registered with {named}{rest}; use another name, or register(pool, replace=True)"
+    )
+
+
+def _differences(there: Pool, asked: Pool) -> Iterator[str]:
+    yield from _fields(there, asked, ("hardware", "total", "backend", "labels"))
+    old, new = _by_name(there), _by_name(asked)
+    for name in {**old, **new}:
+        if name not in new:
+            yield f"a node {name!r}, which is missing now"
+        elif name not in old:
+            yield f"no node {name!r}"
+        else:
+            yield from (f"node {name!r}: {what}" for what in _fields(old[name], new[name], ("total", "labels")))
+
+
+def _by_name(pool: Pool) -> Mapping[str, Node]:
+    return {node.name: node for node in pool.nodes}
+
+
+def _fields(there: Pool | Node, asked: Pool | Node, names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        old, new = getattr(there, name), getattr(asked, name)
+        if old != new:
+            yield f"{name}={old!r:.200}, not {new!r:.200}"
