@@ -29,7 +29,7 @@ def test_a_file_gives_its_pools(tmp_path):
         ("a: {hardware: H, totl: 3}", "a: unknown key 'totl'; did you mean 'total'"),
         ("a: {hardware: H, nodes: [{name: n, total: 1, label: {}}]}", "a.nodes: unknown key 'label'"),
         ("a: {hardware: H, total: many}", r"a: Expected `float`, got `str` - at `\$.total`"),
-        ("a: {hardware: H, total: -1}", "Pool.total=-1"),
+        ("a: {hardware: H, total: -1}", "pools.yaml: a: Pool.total=-1"),
         ("a: {total: 1}", "missing required field `hardware`"),
         ("a: [", "pools.yaml"),
         ("a: {hardware: H, nodes: 3}", "Expected `array`, got `int`"),

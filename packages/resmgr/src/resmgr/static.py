@@ -29,10 +29,7 @@ def load_pools(path: str | Path) -> list[Pool]:
     if not isinstance(document, dict) or not document:
         raise Invalid(f"{path}: must map pool names to pools, as in `h800: {{hardware: H800, total: 8}}`")
     _check_twice(path, text)
-    pools = [_pool(f"{path}: {name}", name, body) for name, body in document.items()]
-    for pool in pools:
-        pool.validate()
-    return pools
+    return [_pool(f"{path}: {name}", name, body) for name, body in document.items()]
 
 
 def _check_twice(path: str | Path, text: bytes) -> None:
@@ -56,9 +53,11 @@ def _pool(where: str, name: object, body: Any) -> Pool:
     for node in nodes if isinstance(nodes, list) else ():
         _check_keys(f"{where}.nodes", node, Node.__struct_fields__)
     try:
-        return msgspec.convert({"name": name, **body}, Pool)
-    except msgspec.ValidationError as error:
+        pool = msgspec.convert({"name": name, **body}, Pool)
+        pool.validate()
+    except (msgspec.ValidationError, Invalid) as error:
         raise Invalid(f"{where}: {error}") from error
+    return pool
 
 
 def _check_keys(where: str, body: Any, known: Sequence[str]) -> None:
