@@ -1,10 +1,11 @@
 """Endpoints as pools of concurrency: bound against, spread, lost with their endpoint and back with it."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from resmgr import Binding, Infeasible, Invalid, Request
+from resmgr import Binding, Infeasible, Invalid, Pool, Request
 from resmgr.serverless import Endpoint, ServerlessBackend, answers
 
 pytestmark = pytest.mark.real
@@ -65,6 +66,42 @@ async def test_a_probe_reads_the_health_of_the_host():
         answer = b"HTTP/1.1 503 Busy\r\n\r\n"
         assert not await answers(endpoint)
     assert not await answers(endpoint)
+
+
+@pytest.mark.parametrize("said", [b"", b"x" * 200_000, b"SSH-2.0-x\r\n", b"\r\n", b"HTTP/1.1\r\n"])
+async def test_what_is_no_answer_is_a_host_that_is_down(said):
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert not await answers(Endpoint("a", f"http://127.0.0.1:{port}/f", 1))
+        assert not await answers(Endpoint("a", f"https://127.0.0.1:{port}/f", 1))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://", "http://a:b/", "http://[::1", "http://" + "ä" * 70, "http://a\0b/", "http://a..b"]
+)
+async def test_a_url_that_leads_nowhere_is_a_host_that_is_down(url):
+    assert not await answers(Endpoint("a", url, 1))
+
+
+async def test_a_binding_of_another_pool_has_no_urls(place):
+    rm = await place.connect()
+    await rm.register(Pool("other", hardware="H800", total=1))
+    async with ServerlessBackend(rm, [A]) as backend:
+        with pytest.raises(Invalid, match="on 'other', which is none of our endpoints"):
+            backend.urls(await rm.bind(Request("x", prefer=["H800"]), timeout=0))
+
+
+WRONG: list[Any] = [("x y", A.url, 1), ("x", None, 1), ("x", A.url, 0), ("x", A.url, 1.5)]
+
+
+@pytest.mark.parametrize("wrong", [*(Endpoint(*fields) for fields in WRONG), None])
+async def test_wrong_endpoints_are_refused(place, wrong):
+    with pytest.raises(Invalid, match=r"[Ee]ndpoint"):
+        ServerlessBackend(await place.connect(), [wrong])
 
 
 async def test_endpoints_that_mean_nothing_are_refused(place):

@@ -213,8 +213,10 @@ class KubernetesBackend:
         return f"{OWNER}={self._owner},{BINDING}={binding.id},{TOKEN}={binding.token}"
 
     def _bodies(self, binding: Binding, spec: Mapping[str, Any]) -> list[dict[str, Any]]:
-        if not spec.get("containers"):
-            raise Invalid(f"spec={dict(spec)!r} must be a pod's, with containers")
+        if not isinstance(spec, Mapping) or not spec.get("containers"):
+            raise Invalid(f"spec={spec!r} must be a pod's, with containers")
+        if binding.hardware not in self._classes:
+            raise Invalid(f"binding {binding.id} is on {binding.hardware}, which is none of {list(self._classes)}")
         resource = self._classes[binding.hardware].resource
         chunks = [
             (part.node, size)

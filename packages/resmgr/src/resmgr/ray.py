@@ -15,7 +15,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from resmgr.errors import BindTimeout
+from resmgr.errors import BindTimeout, Invalid
 from resmgr.follower import Follower
 from resmgr.manager import ResourceManager
 from resmgr.values import Binding, Node, Pool
@@ -33,6 +33,7 @@ class Placement(msgspec.Struct, frozen=True):
 
     def options(self, rank: int) -> dict[str, Any]:
         """For `actor_class.options(**...)`: the actor takes bundle `rank` whole."""
+        _check_rank(rank, len(self.bundles))
         return {
             "num_cpus": 0,
             **_as_options(self.bundles[rank]),
@@ -111,9 +112,12 @@ class RayBackend:
     def options(self, binding: Binding, rank: int = 0) -> dict[str, Any]:
         """For `actor_class.options(**...)` without a group: an actor for chunk `rank`, pinned to its node."""
         bundles, pins = self._bundles(binding)
+        _check_rank(rank, len(bundles))
         return {"num_cpus": 0, **_as_options(bundles[rank]), "label_selector": pins[rank]}
 
     def _bundles(self, binding: Binding) -> tuple[list[dict[str, float]], list[dict[str, str]]]:
+        if binding.hardware not in self._units:
+            raise Invalid(f"binding {binding.id} is on {binding.hardware}, of which units={self._units} say nothing")
         unit = self._units[binding.hardware]
         bundles, pins = [], []
         for part in binding.allocations:
@@ -122,6 +126,11 @@ class RayBackend:
                 bundles.append({unit: size})
                 pins.append({NODE_ID: part.node})
         return bundles, pins
+
+
+def _check_rank(rank: int, count: int) -> None:
+    if rank not in range(count):
+        raise Invalid(f"rank={rank!r} must be 0 to {count - 1}: the binding has {count} chunks")
 
 
 def _labels(node: dict[str, Any]) -> dict[str, str]:

@@ -17,7 +17,7 @@ import msgspec
 from resmgr.errors import Invalid
 from resmgr.follower import Follower
 from resmgr.manager import ResourceManager
-from resmgr.values import Binding, Node, Pool
+from resmgr.values import Binding, Node, Pool, check_name
 
 # One lost answer is a hiccup; three in a row, an interval apart, are an outage.
 DOWN_AFTER = 3
@@ -33,14 +33,22 @@ class Endpoint(msgspec.Struct, frozen=True):
     hardware: str = "serverless"
 
 
+def _check(endpoint: Endpoint) -> None:
+    check_name("Endpoint.name", endpoint.name)
+    if not isinstance(endpoint.url, str) or not endpoint.url.startswith(("http://", "https://")):
+        raise Invalid(f"Endpoint.url={endpoint.url!r} must begin with http:// or https://")
+    if type(endpoint.concurrency) is not int or endpoint.concurrency < 1:
+        raise Invalid(f"Endpoint.concurrency={endpoint.concurrency!r} must be a whole number of at least 1")
+
+
 Probe = Callable[[Endpoint], Awaitable[bool]]
 
 
 async def answers(endpoint: Endpoint) -> bool:
     """Whether the endpoint's host says anything to GET /healthz but a failure of its own."""
-    parts = urlsplit(endpoint.url)
-    secure = parts.scheme == "https"
     try:
+        parts = urlsplit(endpoint.url)
+        secure = parts.scheme == "https"
         async with asyncio.timeout(_LONGEST_ANSWER_S):
             port = parts.port or (443 if secure else 80)
             reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure or None)
@@ -49,7 +57,7 @@ async def answers(endpoint: Endpoint) -> bool:
                 status = (await reader.readline()).split(b" ")
             finally:
                 writer.close()
-    except OSError:  # a timeout is one, too
+    except (OSError, ValueError):  # a timeout is the one; a name that is none, or an endless first line, the other
         return False
     return len(status) > 1 and status[1][:1] in (b"2", b"4")
 
@@ -65,12 +73,13 @@ class ServerlessBackend:
         probe: Probe = answers,
         interval: float = 5.0,
     ) -> None:
+        if isinstance(endpoints, str) or not all(isinstance(endpoint, Endpoint) for endpoint in endpoints):
+            raise Invalid(f"endpoints={endpoints!r:.200} must be a list of Endpoint")
         names = [endpoint.name for endpoint in endpoints]
         if len(set(names)) < len(names) or not names:
             raise Invalid(f"endpoints={names} must be at least one, with different names")
         for endpoint in endpoints:
-            if not endpoint.url.startswith(("http://", "https://")):
-                raise Invalid(f"Endpoint.url={endpoint.url!r} must begin with http:// or https://")
+            _check(endpoint)
         self._endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         self._probe = probe
         self._interval = interval
@@ -89,6 +98,11 @@ class ServerlessBackend:
 
     def urls(self, binding: Binding) -> dict[str, int]:
         """Where the binding may call, and how often at the same time."""
+        for part in binding.allocations:
+            if part.node not in self._endpoints:
+                raise Invalid(
+                    f"binding {binding.id} is on {part.node or part.pool!r}, which is none of our endpoints"
+                )
         return {self._endpoints[part.node].url: round(part.amount) for part in binding.allocations}
 
     async def refresh(self) -> None:
