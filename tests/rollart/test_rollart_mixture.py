@@ -29,7 +29,7 @@ class Counting:
         return [f"e{number}" for number in range(n)]
 
     def make_env(self, key: str) -> Any:
-        return SimpleNamespace(task="its own name", key=key, blocking=False)
+        return SimpleNamespace(task="its own name", key=key, blocking=False, reset=None, step=None)
 
     async def reward(self, trajectory: Any) -> float:
         return self.worth

@@ -31,6 +31,8 @@ class LatencyEnv:
     async def step(self, action: str) -> Any:
         await asyncio.sleep(max(0.0, self._random.gauss(self.mean_s, self.std_s)))
         result = self.env.step(action)
+        if type(result) is tuple:  # asking whether it is awaitable would cost more than many a step
+            return result
         return await result if inspect.isawaitable(result) else result
 
     async def close(self) -> None:

@@ -31,6 +31,25 @@ def _grid(size: int, frozen: float, map_seed: int) -> tuple[str, ...]:
     return tuple(generate_random_map(size=size, p=frozen, seed=map_seed))
 
 
+class _Lake:
+    """A map's moves, as Gymnasium has them, and its pictures. Its episodes share it, so a step costs two look-ups."""
+
+    def __init__(self, grid: tuple[str, ...], view: int | None) -> None:
+        cells: dict[int, dict[int, list[tuple[float, int, int, bool]]]]
+        cells = FrozenLakeEnv(desc=list(grid), is_slippery=False).P
+        # On ice that is not slippery a move has one outcome.
+        self.moves = [
+            [(int(to), float(pays), bool(ends)) for [(_, to, pays, ends)] in cells[at].values()] for at in cells
+        ]
+        self.pictures = [_picture(grid, cell, view) for cell in cells]
+        self.start = "".join(grid).index("S")
+
+
+@lru_cache(maxsize=4096)
+def _lake(grid: tuple[str, ...], view: int | None) -> _Lake:
+    return _Lake(grid, view)
+
+
 class FrozenLakeGame:
     """One episode's environment: Gymnasium's five-tuple with text in and text out."""
 
@@ -41,34 +60,34 @@ class FrozenLakeGame:
     ) -> None:
         self.task = task
         self.grid = grid
-        self._view = view
         self.turns = 0
         self._moves = {symbol: move for move, symbol in enumerate(actions)}
         self._max_turns = max_turns
-        self._env = FrozenLakeEnv(desc=list(grid), is_slippery=False)
+        self._lake = _lake(grid, view)
+        self._cell = self._lake.start
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        self.turns = 0
-        cell, _ = self._env.reset(seed=seed)
-        return self._picture(cell), {}
+        self.turns, self._cell = 0, self._lake.start
+        return self._lake.pictures[self._cell], {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Moves by the last symbol of `action`; symbols before it are scratch, and an unknown one stands still."""
         self.turns += 1
         move = self._moves.get(action[-1:])
-        cell, reward, terminated = int(self._env.s), 0.0, False
+        reward, terminated = 0.0, False
         if move is not None:
-            cell, reward, terminated, _, _ = self._env.step(move)
+            self._cell, reward, terminated = self._lake.moves[self._cell][move]
         truncated = not terminated and self.turns >= self._max_turns
-        return self._picture(cell), float(reward), bool(terminated), truncated, {"invalid": move is None}
+        return self._lake.pictures[self._cell], reward, terminated, truncated, {"invalid": move is None}
 
-    def _picture(self, cell: int) -> str:
-        row, column = divmod(int(cell), len(self.grid))
-        lines = list(self.grid)
-        lines[row] = lines[row][:column] + "P" + lines[row][column + 1 :]
-        if self._view is not None:
-            lines = _window(lines, row, column, self._view // 2)
-        return "\n".join(lines) + "\n>"
+
+def _picture(grid: tuple[str, ...], cell: int, view: int | None) -> str:
+    row, column = divmod(cell, len(grid))
+    lines = list(grid)
+    lines[row] = lines[row][:column] + "P" + lines[row][column + 1 :]
+    if view is not None:
+        lines = _window(lines, row, column, view // 2)
+    return "\n".join(lines) + "\n>"
 
 
 def _window(lines: list[str], row: int, column: int, reach: int) -> list[str]:

@@ -73,6 +73,7 @@ class _Named:
     def __init__(self, env: Env, task: str) -> None:
         self._env = env
         self.task = task
+        self.reset, self.step = env.reset, env.step  # looked up each turn, and `__getattr__` is slow
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
