@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from itertools import islice
+from time import process_time
 
 import pytest
+from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollart.tasks.frozenlake import FrozenLakeTask
+from rollart.tasks.maps import random_map
 
 TASK = FrozenLakeTask()
 EVAL = TASK.eval_keys(64)
@@ -25,6 +28,25 @@ def test_sides_never_share_a_map():
 def test_keys_resume_by_skipping(seed, skip, take):
     whole = list(islice(TASK.train_keys(seed), skip + take))
     assert list(islice(islice(TASK.train_keys(seed), skip, None), take)) == whole[skip:]
+
+
+@given(size=st.integers(2, 8), frozen=st.floats(0.6, 1.0), seed=st.integers(0, 2**31))
+@settings(max_examples=200, deadline=None)
+def test_maps_are_gymnasiums(size, frozen, seed):
+    assert random_map(size, frozen, seed) == tuple(generate_random_map(size=size, p=frozen, seed=seed))
+
+
+@pytest.mark.parametrize("size", range(2, 8))
+def test_a_map_of_many_holes_is_gymnasiums_too(size):
+    assert random_map(size, 0.35, 3) == tuple(generate_random_map(size=size, p=0.35, seed=3))
+
+
+def test_large_lakes_of_many_holes_are_there_in_seconds():
+    """Looked at one by one in Python, each of these takes a tenth of a second."""
+    start = process_time()
+    keys = FrozenLakeTask(size=8, frozen=0.3).eval_keys(64)
+    assert process_time() - start < 10
+    assert all(shortest_walk(FrozenLakeTask(size=8, frozen=0.3).grid(key)) for key in keys)
 
 
 def test_evaluation_maps_repeat_only_unless_distinct():
@@ -98,7 +120,7 @@ def test_reset_starts_again():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("size", 1), ("frozen", 0.0), ("max_turns", 0), ("eval_every_hash", 1), ("actions", ("L", "D"))],
+    [("size", 1), ("size", 9), ("frozen", 0.0), ("max_turns", 0), ("eval_every_hash", 1), ("actions", ("L", "D"))],
 )
 def test_bad_settings_name_field_value_and_remedy(field, value):
     with pytest.raises(ValueError, match=rf"FrozenLakeTask\.{field} is .*; give"):

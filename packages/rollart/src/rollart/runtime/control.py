@@ -57,7 +57,7 @@ class Control:
         self.evaluator = Evaluator(
             setting.make_env,
             self._policy,
-            setting.tasks.eval_keys(config.eval.episodes),
+            setting.eval_keys,
             concurrency=config.rollout.concurrency,
             limits=setting.limits,
         )

@@ -40,6 +40,7 @@ class Setting:
         """`tasks` where they are made elsewhere; then the model's tokenizer is not needed."""
         self.model = model
         self.tasks = tasks or make_tasks(config.tasks, codec_of(model), config.generation.max_model_len)
+        self.eval_keys = self.tasks.eval_keys(config.eval.episodes)
         self._seed = config.run.seed
         self._settings = self.tasks.settings
         self._limits = {name: _limits(config, name) for name in config.tasks}

@@ -17,7 +17,9 @@ from itertools import count, islice
 from typing import Any
 
 import msgspec
-from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+
+from rollart.tasks.maps import LARGEST, random_map
 
 # Streams of map seeds: far apart, so that a run's training seeds and the evaluation's are other numbers too.
 _EVAL_STREAM = 10_000_000
@@ -28,7 +30,7 @@ _PREFIX = "map-"
 
 @lru_cache(maxsize=65_536)
 def _grid(size: int, frozen: float, map_seed: int) -> tuple[str, ...]:
-    return tuple(generate_random_map(size=size, p=frozen, seed=map_seed))
+    return random_map(size, frozen, map_seed)
 
 
 class _Lake:
@@ -116,7 +118,7 @@ class FrozenLakeTask(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for field, value, valid, remedy in (
-            ("size", self.size, self.size >= 2, "at least 2"),
+            ("size", self.size, 2 <= self.size <= LARGEST, f"2 to {LARGEST}"),
             ("frozen", self.frozen, 0.0 < self.frozen <= 1.0, "a probability above 0"),
             (
                 "view",
