@@ -8,9 +8,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
+from envmanager import Outcome, Timings, Trajectory
+from rollart.config import load_config
 from rollart.errors import CheckpointError
-from rollart.runtime.checkpoint import Checkpoints, RunState
+from rollart.observe.dashboard import Dashboard
+from rollart.observe.runinfo import read_run
+from rollart.runtime.checkpoint import PAYLOADS, Checkpoints, RunState
+from rollart.runtime.folder import RunFolder
+from rollart.runtime.training import train
+from samplebuffer import SampleBuffer
 
 SIZES = {"weights/model.bin": 1000}
 
@@ -164,3 +172,57 @@ async def test_another_format_is_refused(tmp_path: Path) -> None:
     place = await checkpoints.write(newer, save)
     with pytest.raises(CheckpointError, match="format 99"):
         checkpoints.read(place)
+
+
+def buffer(payload: object) -> bytes:
+    """The state of a buffer that holds one finished trajectory."""
+    held = SampleBuffer(iter(["a", "b"]), batch_groups=1, group_size=2, alpha=0)
+    ticket = held.next_ticket_nowait()
+    assert ticket is not None
+    ticket.stamp(0)
+    ticket.finish(payload, 1.0)
+    return msgspec.msgpack.encode(held.state_dict(PAYLOADS))
+
+
+PLAYED = Trajectory(
+    id="t",
+    key="a",
+    seed=0,
+    task="x",
+    turns=[],
+    reward=1.0,
+    outcome=Outcome("terminated", 0),
+    timings=Timings(started=0, reset_s=0, ended=1),
+)
+DAMAGE = {
+    "nothing": b"",
+    "cut off": buffer(PLAYED)[:-9],
+    "a word": msgspec.msgpack.encode("hello"),
+    "a buffer of something else": buffer({"turns": "many"}),
+    "a ledger that does not balance": msgspec.msgpack.encode(msgspec.msgpack.decode(buffer(PLAYED)) | {"issued": 9}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_a_damaged_buffer_in_a_whole_state_is_told_by_its_file(tmp_path: Path, damage: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step, content in ((1, buffer(PLAYED)), (2, DAMAGE[damage])):
+        place = await checkpoints.write(msgspec.structs.replace(state(step), buffer=content), save)
+    older = tmp_path / "step-000001"
+    checkpoints.check_buffer(older, checkpoints.read(older))
+    with pytest.raises(CheckpointError, match=r"state\.msgpack: the sample buffer: .*; remove .*step-000002"):
+        checkpoints.check_buffer(place, checkpoints.read(place))
+
+
+async def test_a_damaged_buffer_ends_a_resume_before_anything_starts(tmp_path: Path) -> None:
+    config = load_config(overrides=[f"run.folder={tmp_path}"])
+    folder = RunFolder.of(config)
+    folder.create(config)
+    await folder.checkpoints.write(state(1), save)
+    with pytest.raises(CheckpointError, match="the sample buffer"):
+        await train(config, folder, Dashboard(Console(quiet=True)), resume=True)
+    folder.close()
+    info = read_run(folder.path)
+    assert info is not None
+    assert info.status == "failed"
+    assert "start the run anew with --overwrite" in info.reason

@@ -15,10 +15,15 @@ from pathlib import Path
 
 import msgspec
 
+from envmanager import Trajectory
 from rollart.distributed.errors import RemoteError
 from rollart.errors import CheckpointError
+from samplebuffer import InvalidState, MsgpackCodec, SampleBuffer
 
 FORMAT = 1
+PAYLOADS = MsgpackCodec(Trajectory)
+"""How the sample buffer's trajectories are written."""
+_STATE = "state.msgpack"
 _NAME = re.compile(r"^step-(\d{6,})$")
 
 
@@ -68,7 +73,7 @@ class Checkpoints:
             staging.mkdir(parents=True)
             await save_trainer(staging)
             state = msgspec.structs.replace(state, sizes=_sizes(staging))
-            (staging / "state.msgpack").write_bytes(msgspec.msgpack.encode(state))
+            (staging / _STATE).write_bytes(msgspec.msgpack.encode(state))
             _sync_tree(staging)
             if place.exists():
                 shutil.rmtree(place)
@@ -87,7 +92,7 @@ class Checkpoints:
 
     def read(self, place: Path) -> RunState:
         """The driver's state in a whole checkpoint. Raises CheckpointError naming the file and the remedy."""
-        path = place / "state.msgpack"
+        path = place / _STATE
         try:
             state = msgspec.msgpack.decode(path.read_bytes(), type=RunState)
         except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -100,6 +105,13 @@ class Checkpoints:
                 found = "is not there" if name not in held else f"has {held[name]} bytes"
                 raise CheckpointError(f"{place / name} {found}, not the {size} written; {self._remedy(place)}")
         return state
+
+    def check_buffer(self, place: Path, state: RunState) -> None:
+        """Raise CheckpointError as `read` does when no sample buffer can be made of the state that was read there."""
+        try:
+            SampleBuffer.restore(msgspec.msgpack.decode(state.buffer), (), codec=PAYLOADS)
+        except (msgspec.DecodeError, InvalidState) as error:
+            raise CheckpointError(f"{place / _STATE}: the sample buffer: {error}; {self._remedy(place)}") from None
 
     def _remedy(self, place: Path) -> str:
         if self.steps()[:1] == [int(place.name.removeprefix("step-"))]:

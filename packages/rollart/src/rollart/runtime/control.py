@@ -18,12 +18,12 @@ from rollart.pipeline.proxies import Proxies
 from rollart.pipeline.varied import Varied
 from rollart.pipeline.weights import WeightPath
 from rollart.policy import TokenPolicy
+from rollart.runtime.checkpoint import PAYLOADS
 from rollart.runtime.meter import Meter
 from rollart.runtime.parts import Parts
 from rollart.runtime.setting import Setting
-from samplebuffer import Closed, MsgpackCodec, SampleBuffer
+from samplebuffer import Closed, SampleBuffer
 
-PAYLOADS = MsgpackCodec(Trajectory)
 # One prompt would prove little, many would cost rollout time after every update.
 _PROBE_PROMPTS = 4
 

@@ -82,6 +82,7 @@ async def _train(
         place = folder.checkpoints.latest()
         assert place is not None, "RunFolder.reopen has looked"
         state = folder.checkpoints.read(place)
+        folder.checkpoints.check_buffer(place, state)
         dashboard.log(f"resuming after iteration {state.step}")
     model = await asyncio.to_thread(prepare_model, config, folder.path)
     setting = await asyncio.to_thread(Setting, config, model)
