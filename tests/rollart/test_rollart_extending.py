@@ -22,7 +22,7 @@ def pasted(tmp_path: Path) -> Path:
 
 def said(folder: Path, *words: str) -> str:
     """What a command prints in the folder."""
-    return subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True, timeout=100).stdout
+    return subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True, timeout=250).stdout
 
 
 def test_the_environment_keeps_the_contract_and_makes_a_configuration(pasted: Path) -> None:
@@ -31,6 +31,29 @@ def test_the_environment_keeps_the_contract_and_makes_a_configuration(pasted: Pa
     said(pasted, str(scripts / "rollart"), "init", "maze.yaml", "--env", "maze:Maze")
     plan = said(pasted, str(scripts / "rollart"), "train", "maze.yaml", "tasks.Maze.reward=reward:quick", "--dry-run")
     assert "Maze: maze:Maze" in plan
+
+
+OWN = ("run.name=own", 'tasks={Sums: {kind: "sums:Sums", largest: 4}}', "train.objective.loss=plain:reinforce")
+
+
+def test_the_task_and_the_loss_are_planned(pasted: Path) -> None:
+    rollart = str(Path(sys.executable).parent / "rollart")
+    said(pasted, rollart, "init", "maze.yaml", "--env", "maze:Maze")
+    plan = said(pasted, rollart, "train", "maze.yaml", *OWN, "--dry-run")
+    assert "Sums: sums:Sums" in plan
+    assert "loss plain:reinforce" in plan
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+def test_the_task_and_the_loss_train_and_go_on(pasted: Path) -> None:
+    """In other processes, and from the configuration that the run folder holds."""
+    rollart = str(Path(sys.executable).parent / "rollart")
+    said(pasted, rollart, "init", "maze.yaml", "--env", "maze:Maze")
+    few = ("buffer.batch_groups=4", "eval.episodes=8", "run.iterations=1")
+    assert "finished" in said(pasted, rollart, "train", "maze.yaml", *OWN, *few)
+    assert "finished" in said(pasted, rollart, "resume", "runs/own", "run.iterations=2")
 
 
 def test_the_worker_serves_what_it_was_updated_to(pasted: Path) -> None:

@@ -317,6 +317,8 @@ def ref_token(config: ObjectiveConfig, pi: float, prox: float, mu: float, adv: f
             return engine * ref_topr(pi, against, adv, cap, 1.0, 1.0)
         case "weighted_topr":
             return engine * ref_topr(pi, against, adv, cap, config.positive_weight, config.negative_weight)
+        case other:
+            raise AssertionError(other)
 
 
 @pytest.mark.parametrize("loss", ["ppo", "grpo", "decoupled_ppo", "tis", "cispo", "topr", "weighted_topr"])

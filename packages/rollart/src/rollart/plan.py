@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rollart.config import Config
 from rollart.config.check import least_context, vocabulary
-from rollart.config.tasks import AnyTask, FrozenLakeConfig
+from rollart.config.tasks import AnyTask, EnvConfig, FrozenLakeConfig
 from rollart.models.tiny import TinyQwen3
 from rollart.models.vocabulary import VOCABULARIES
 
@@ -49,7 +49,7 @@ def _run(config: Config) -> Iterator[tuple[str, str]]:
         share = task.weight / sum(other.weight for other in config.tasks.values())
         yield "task", f"{name}: {_what(task)}, up to {task.max_turns} turns, {share:.0%} of the groups"
         context = config.generation.max_model_len
-        whole = task.max_turns if _latest_only(task) else context // least_context(task)
+        whole = task.max_turns if task.latest_only else context // least_context(task)
         if whole < task.max_turns:
             room = f"room for {whole} turns that use all their tokens; an episode whose context is full ends"
             yield "context", f"{name}: {context} tokens, {room}"
@@ -106,16 +106,14 @@ def _batch(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _what(task: AnyTask) -> str:
-    return f"FrozenLake {task.size}x{task.size}" if isinstance(task, FrozenLakeConfig) else task.env
-
-
-def _latest_only(task: AnyTask) -> bool:
-    return isinstance(task, FrozenLakeConfig) or task.latest_only
+    if isinstance(task, FrozenLakeConfig):
+        return f"FrozenLake {task.size}x{task.size}"
+    return task.env if isinstance(task, EnvConfig) else task.kind
 
 
 def _rows(config: Config) -> int:
     """Context segments of a batch, at most: each turn is one where a turn shows the whole state."""
-    segments = max(task.max_turns if _latest_only(task) else 1 for task in config.tasks.values())
+    segments = max(task.max_turns if task.latest_only else 1 for task in config.tasks.values())
     return config.buffer.batch_groups * config.buffer.group_size * segments
 
 

@@ -34,6 +34,7 @@ from rollart.algorithms.objective import (
     aggregation_weights,
     keep_mask,
     objective,
+    own_loss,
 )
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "leave_one_out",
     "mismatch_weight",
     "objective",
+    "own_loss",
     "ppo",
     "ratio",
     "reinforce",

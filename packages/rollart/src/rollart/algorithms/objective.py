@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
@@ -19,10 +20,13 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
+from envmanager.naming import imported
 from rollart.algorithms import losses
 from rollart.algorithms.losses import Divergence, TokenLoss
 
 LossName = Literal["ppo", "grpo", "decoupled_ppo", "tis", "cispo", "topr", "weighted_topr"]
+OwnLoss = Callable[[Tensor, Tensor, Tensor], Tensor | TokenLoss]
+"""Of log-probabilities, those of the behaviour policy, and advantages, as the losses here."""
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -32,8 +36,8 @@ Aggregation = Literal["token_mean", "sequence_mean"]
 class ObjectiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which loss, with which bounds. A bound that the loss does not have is not read."""
 
-    loss: LossName = "tis"
-    """Or `ppo`, `grpo`, `decoupled_ppo`, `cispo`, `topr`, `weighted_topr`."""
+    loss: str = "tis"
+    """Or `ppo`, `grpo`, `decoupled_ppo`, `cispo`, `topr`, `weighted_topr`, or `module:function` of your own."""
     clip_low: Share = 0.2
     """The ratio of new to old probability is held above 1 - this, in the losses that clip."""
     clip_high: NonNegative = 0.28
@@ -129,6 +133,25 @@ def token_loss(config: ObjectiveConfig, logprobs: Tensor, tokens: Tokens) -> Tok
         case "weighted_topr":
             share = {"positive_weight": config.positive_weight, "negative_weight": config.negative_weight}
             return losses.weighted_topr(logprobs, behaviour, advantages, **cap, **share)
+        case name:
+            return _own(name, logprobs, behaviour, advantages)
+
+
+def own_loss(name: str) -> OwnLoss:
+    """The function at ``module:function``. Raises UnknownEnv saying why there is none."""
+    function: OwnLoss = imported(name)
+    return function
+
+
+def _own(name: str, logprobs: Tensor, behaviour: Tensor, advantages: Tensor) -> TokenLoss:
+    """What a loss from elsewhere says, which is a loss for each token or nothing that can be trained on."""
+    said = own_loss(name)(logprobs, behaviour, advantages)
+    loss, bounded = said if isinstance(said, TokenLoss) else (said, torch.zeros_like(said, dtype=torch.bool))
+    if loss.shape != logprobs.shape:
+        raise ValueError(
+            f"{name} gives shape {tuple(loss.shape)}; give a loss for each token, {tuple(logprobs.shape)}"
+        )
+    return TokenLoss(loss, bounded)
 
 
 def objective(

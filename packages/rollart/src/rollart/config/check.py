@@ -7,10 +7,12 @@ Held by tests/rollart/test_rollart_config.py.
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
+from envmanager import UnknownEnv
+from rollart.algorithms import LossName, own_loss
 from rollart.config.fits import check_fits
 from rollart.config.schema import Config
 from rollart.config.tasks import AnyTask, FrozenLakeConfig
@@ -94,6 +96,7 @@ def _check_training(config: Config, shape: ModelShape) -> None:
     if config.buffer.group_size < 2 and config.buffer.drop_uniform:
         reason = "the rewards of a group of one are always equal; use 2 or more, or buffer.drop_uniform=false"
         raise ConfigError("buffer.group_size", config.buffer.group_size, reason)
+    _check_loss(config.train.objective.loss)
     check_layout(config.train, shape, trajectories=config.buffer.batch_groups * config.buffer.group_size)
     if config.generation.gpus:
         check_gpus(config, gpu_count())
@@ -108,6 +111,21 @@ def _check_training(config: Config, shape: ModelShape) -> None:
     if mode.lockstep and config.rollout.concurrency < batch:
         reason = f"in mode {mode.name} a whole batch steps together: set it to at least {batch}"
         raise ConfigError("rollout.concurrency", config.rollout.concurrency, reason)
+
+
+def _check_loss(loss: str) -> None:
+    names = get_args(LossName)
+    if loss in names:
+        return
+    if ":" not in loss:
+        close = difflib.get_close_matches(loss, names, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        reason = f"must be one of {', '.join(names)}, or module:function of your own{hint}"
+        raise ConfigError("train.objective.loss", loss, reason)
+    try:
+        own_loss(loss)
+    except UnknownEnv as error:
+        raise ConfigError("train.objective.loss", loss, str(error)) from None
 
 
 def check_gpus(config: Config, gpus: int) -> None:

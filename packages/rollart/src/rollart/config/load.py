@@ -16,8 +16,8 @@ import msgspec
 import yaml
 
 from rollart.config.check import check
-from rollart.config.schema import Config
-from rollart.config.tasks import DEFAULT_KIND, KINDS
+from rollart.config.schema import Config, Name
+from rollart.config.tasks import DEFAULT_KIND, KINDS, AnyTask, keys_of
 from rollart.errors import ConfigError
 
 
@@ -37,24 +37,34 @@ def parse_config(tree: Mapping[str, Any]) -> Config:
     tree = _with_kinds(tree)
     _refuse_unknown(tree, Config, "")
     tree = {name: value for name, value in tree.items() if value is not None}
-    for name, task in tree.get("tasks", {}).items():
-        _converted(task, KINDS[task["kind"]], f"tasks.{name}")  # msgspec does not say which entry of a mapping
-    config = _converted(tree, Config, "")
+    tasks = tree.pop("tasks", None)
+    config: Config = _converted(tree, Config, "")
+    if tasks is not None:
+        config = msgspec.structs.replace(config, tasks=_tasks(tasks))
     config = _derive(config, tree)
     check(config)
     return config
 
 
-def _converted(tree: Any, kind: type[Any], prefix: str) -> Any:
+def _tasks(tree: Mapping[str, Any]) -> dict[str, AnyTask]:
+    """Each task with the keys of its kind."""
+    for name in tree:
+        _converted(name, Name, "tasks")
+    return {name: _converted(task, keys_of(task["kind"]), f"tasks.{name}") for name, task in tree.items()}
+
+
+def _converted(tree: Any, kind: Any, prefix: str) -> Any:
     try:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
-        raise _located(error, tree, prefix) from None
+        raise _located(error, tree, prefix, kind) from None
 
 
 def dump_config(config: Config) -> str:
     """The whole resolved configuration as YAML text."""
-    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False, allow_unicode=True)
+    tree = msgspec.to_builtins(config)
+    tree["tasks"] = {name: {"kind": task.pop("kind"), **task} for name, task in tree["tasks"].items()}
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
 def _with_kinds(tree: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -73,8 +83,10 @@ def _with_kind(key: str, task: Any) -> Any:
     if not isinstance(task, Mapping):
         raise ConfigError(key, task, f"is a section; its kind is one of {', '.join(KINDS)}")
     kind = task.get("kind", DEFAULT_KIND)
-    if kind not in KINDS:
-        raise ConfigError(f"{key}.kind", kind, f"must be one of {', '.join(KINDS)}")
+    try:
+        keys_of(kind)
+    except ValueError as error:
+        raise ConfigError(f"{key}.kind", kind, str(error)) from None
     return {"kind": kind, **task}
 
 
@@ -160,7 +172,7 @@ def _refuse_unknown(tree: Mapping[str, Any], struct: type[msgspec.Struct], prefi
         section = known[name]
         if struct is Config and name == "tasks" and isinstance(value, Mapping):
             for task, keys in value.items():
-                _refuse_unknown({k: v for k, v in keys.items() if k != "kind"}, KINDS[keys["kind"]], f"{key}.{task}.")
+                _refuse_unknown(keys, keys_of(keys["kind"]), f"{key}.{task}.")
         elif section is not None:
             if value is None:
                 continue
@@ -180,9 +192,9 @@ def _nearest(name: str, prefix: str, known: list[str]) -> str:
     return f"valid here: {', '.join(known)}"
 
 
-def _located(error: msgspec.ValidationError, tree: Any, prefix: str, root: Any = None) -> ConfigError:
-    """msgspec says where as ``- at `$.train.lr` ``; ours adds the value that stands there. `root` is the type of
-    `tree` where that is no part of Config.
+def _located(error: msgspec.ValidationError, tree: Any, prefix: str, kind: Any) -> ConfigError:
+    """msgspec says where as ``- at `$.train.lr` ``; ours adds the value that stands there. `kind` is the type of
+    `tree`.
     """
     reason, _, where = str(error).partition(" - at `$")
     path = where.rstrip("`").lstrip(".").replace("[", ".").replace("]", "")
@@ -193,8 +205,7 @@ def _located(error: msgspec.ValidationError, tree: Any, prefix: str, root: Any =
         elif isinstance(value, Mapping):
             value = value.get(part)
     key = ".".join(filter(None, (prefix, path)))
-    choices = _choices(path.split("."), root) if root else _choices(key.split("."), Config)
-    remedy = _remedy(reason[:1].lower() + reason[1:].replace("`", ""), choices, value)
+    remedy = _remedy(reason[:1].lower() + reason[1:].replace("`", ""), _choices(path.split("."), kind), value)
     return ConfigError(key or "config", value, remedy)
 
 
@@ -211,9 +222,6 @@ def _remedy(reason: str, choices: list[str], value: Any) -> str:
 
 def _choices(path: list[str], kind: Any) -> list[str]:
     """The words that the key at `path` of a `kind` may take."""
-    if path[0] == "tasks":
-        hints = [get_type_hints(each).get(path[-1]) for each in KINDS.values()]
-        return [word for hint in hints if hint is not None for word in get_args(hint)]
     for part in path:
         if part.isdigit():  # in a list, whose items are of one type
             kind = next(iter(get_args(kind)), None)

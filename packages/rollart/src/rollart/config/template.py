@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from rollart.config.schema import Config
-from rollart.config.tasks import KINDS
+from rollart.config.tasks import keys_of
 
 _WIDTH = 100
 _INDENT = "  "
@@ -44,7 +44,7 @@ def template(config: Config) -> str:
 def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name, given in tasks.items():
         values = dict(given)
-        kind = KINDS[values["kind"]]
+        kind = keys_of(values["kind"])
         yield from _comment(kind.__doc__, _INDENT)
         yield f"{_INDENT}{name}:"
         yield from _entry("kind", values.pop("kind"), 2 * _INDENT)

@@ -39,9 +39,9 @@ def check_tasks(configs: Mapping[str, AnyTask], codec: Codec | None = None) -> N
     """Raise ConfigError for an environment or a reward that this process cannot import, and for what the given
     tokenizer cannot say, before anything is made."""
     for name, config in configs.items():
+        if isinstance(config, FrozenLakeConfig) and codec is not None:
+            _lake(name, config, codec, context=0)
         if not isinstance(config, EnvConfig):
-            if codec is not None:
-                _lake(name, config, codec, context=0)
             continue
         if codec is not None:
             _format(name, config, codec)
@@ -52,10 +52,13 @@ def check_tasks(configs: Mapping[str, AnyTask], codec: Codec | None = None) -> N
 
 
 def _make(name: str, config: AnyTask, codec: Codec, context: int) -> Task:
+    task: Task
     if isinstance(config, FrozenLakeConfig):
         task = _lake(name, config, codec, context)
-    else:
+    elif isinstance(config, EnvConfig):
         task = _environment(name, config, codec, context)
+    else:
+        task = _own(name, config, codec, context)
     if config.latency_mean_s or config.latency_std_s or config.reward_latency_s:
         return SlowTask(task, config.latency_mean_s, config.latency_std_s, config.reward_latency_s)
     return task
@@ -67,6 +70,15 @@ def _lake(name: str, config: FrozenLakeConfig, codec: Codec, context: int) -> Ta
         return LakeTask(name, lakes, codec, symbols=config.actions_per_turn, context=context)
     except ValueError as error:
         raise ConfigError("model.path", name, str(error)) from None
+
+
+def _own(name: str, config: AnyTask, codec: Codec, context: int) -> Task:
+    """A task of somebody's own class, whose `Config` the keys are."""
+    try:
+        task: Task = imported(config.kind)(name, config, codec, context)
+    except ValueError as error:
+        raise ConfigError(f"tasks.{name}", config.kind, str(error)) from None
+    return task
 
 
 def _format(name: str, config: EnvConfig, codec: Codec) -> Format:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rollart.algorithms import ObjectiveConfig, Tokens, aggregation_weights, keep_mask, objective
+from rollart.algorithms import ObjectiveConfig, Tokens, aggregation_weights, keep_mask, objective, own_loss
 from rollart.errors import Diverged
 from rollart.trainers.batch import TrainBatch
 from rollart.trainers.config import TrainerConfig
@@ -73,6 +73,8 @@ class Trainer(ABC):
 
     def __init__(self, model_dir: str | Path, config: TrainerConfig) -> None:
         self.config = config
+        if ":" in config.objective.loss:
+            own_loss(config.objective.loss)  # what cannot be imported here ends the run before it begins
         self.version = 0
         self.folder = ModelFolder.read(model_dir)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
