@@ -191,6 +191,16 @@ async def test_a_new_client_gets_no_answers_of_the_last(worker: RayWorker, clust
         await task
 
 
+async def test_a_broken_line_loses_what_was_under_way_and_is_made_anew(worker: RayWorker, cluster: Cluster) -> None:
+    """The process lives on, and is told that nobody waits any more."""
+    (task,) = await under_way(worker, "broken")
+    worker._line.close()
+    with pytest.raises(WorkerLost, match="its line broke"):
+        await task
+    assert (await worker.generate(request(1, 2))).token_ids == [2, 1]
+    assert (await history(cluster))[1][-1] == "cancelled broken"
+
+
 async def test_errors_keep_their_type_and_fields(worker: RayWorker) -> None:
     with pytest.raises(InvalidRequest, match="max_tokens: is 99; must be at most 77") as caught:
         await worker.generate(request(1, max_tokens=99))

@@ -1,4 +1,4 @@
-"""llmproxy workers in Ray actors, the actor's side: commands come in batches, and so go answers.
+"""llmproxy workers in Ray actors, the actor's side: commands come over a line, and so go answers.
 
 Invariants (tests/rollart/test_rollart_distributed_generation.py):
 - commands are begun in their order, so that an abort never overtakes its request
@@ -17,11 +17,11 @@ from llmproxy.errors import WorkerLost
 from llmproxy.values import Partial
 from llmproxy.worker import Worker as Engine
 from rollart.distributed.carry import carried
+from rollart.distributed.line import Door, Line
 from rollart.distributed.wire import (
-    LINGER,
     Answer,
     Cancel,
-    Command,
+    Client,
     Description,
     Done,
     Failed,
@@ -30,7 +30,6 @@ from rollart.distributed.wire import (
     Tell,
     Told,
     decode_commands,
-    encode,
 )
 from rollart.distributed.worker import Worker, WorkerInfo
 
@@ -49,31 +48,33 @@ class GenerationHost(Worker):
         self._client = 0
 
     async def setup(self) -> None:
+        import ray
+
         self._engine = await self._make(self.info)
         self._exchange = Exchange(self._engine)
+        self._door = Door(ray.util.get_node_ip_address())
+        await self._door.open()
 
     async def close(self) -> None:
+        self._door.close()
         self._exchange.close()
         await self._engine.close()
 
     async def describe(self) -> Description:
         return Description(self._engine.role, self._engine.version, self._engine.context_limit)
 
-    async def connect(self) -> int:
-        """Begin with a new client, whose number this is. What the last one still waits for is cancelled."""
+    async def connect(self) -> Client:
+        """Begin with a new client, who is to dial. What the last one still waits for is cancelled."""
         self._exchange.close()
         self._exchange = Exchange(self._engine)
         self._client += 1
-        return self._client
+        return Client(self._client, self._door.expect(self._exchange.line))
 
-    async def submit(self, client: int, batch: bytes) -> None:
+    async def serve(self, client: int) -> bool:
+        """Returns when the client's line has ended: whether it is still the client, and may connect again."""
         if client == self._client:
-            self._exchange.submit(decode_commands(batch))
-
-    async def collect(self, client: int) -> bytes:
-        """Answers; nothing when there is a newer client."""
-        answers = await self._exchange.collect() if client == self._client else []
-        return encode(answers) if answers else b""
+            await self._exchange.line.ended
+        return client == self._client
 
     async def control(self, method: str, *args: Any) -> Any:
         """Any other method of the engine."""
@@ -81,38 +82,28 @@ class GenerationHost(Worker):
 
 
 class Exchange:
-    """One client's commands and answers."""
+    """One client's commands and answers, as long as its line."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._answers: list[Answer] = []
-        self._some = asyncio.Event()
-        self._closed = False
+        self.line = Line(self._submit)
+        self.line.ended.add_done_callback(self._end)
 
-    def submit(self, commands: list[Command]) -> None:
+    def close(self) -> None:
+        self.line.close()
+
+    def _submit(self, frame: bytes) -> None:
         """Begin what the commands say, in their order."""
-        for command in commands:
+        for command in decode_commands(frame):
             if not isinstance(command, Cancel):
                 self._tasks[command.slot] = asyncio.create_task(self._serve(command))
             elif command.slot in self._tasks:
                 self._tasks[command.slot].cancel()
 
-    async def collect(self) -> list[Answer]:
-        """The answers that there are, soon after there is one; none once it is closed."""
-        await self._some.wait()
-        if self._tasks:
-            await asyncio.sleep(LINGER)
-        answers, self._answers = self._answers, []
-        if not self._closed:
-            self._some.clear()
-        return answers
-
-    def close(self) -> None:
-        self._closed = True
+    def _end(self, _: object) -> None:
         for task in self._tasks.values():
             task.cancel()
-        self._some.set()
 
     async def _serve(self, command: Generate | Tell) -> None:
         try:
@@ -125,9 +116,7 @@ class Exchange:
             answer = _failed(command.slot, error)
         finally:
             del self._tasks[command.slot]
-        if not self._closed:
-            self._answers.append(answer)
-            self._some.set()
+        self.line.post(answer, linger=bool(self._tasks))
 
     async def _answer(self, command: Generate | Tell) -> Answer:
         if isinstance(command, Tell):

@@ -1,8 +1,7 @@
 """llmproxy workers in Ray actors, the driver's side.
 
-A Ray call costs as much CPU time as twenty short generations, so calls travel in batches.
-Commands wait in the driver while the last batch of them is on its way; answers wait in the actor while the last batch
-of them is. So the more there is to do, the larger are the batches, and a lone request waits for nothing.
+A Ray call costs as much CPU time as twenty short generations. So requests and answers go over a line of their own,
+many in a frame, and Ray is asked for the rest: to begin, to load weights, and whether the process is alive.
 
 Invariants (tests/rollart/test_rollart_distributed_generation.py):
 - a cancelled caller's request is cancelled at the engine (test_cancelling_frees_the_engine);
@@ -25,11 +24,12 @@ from llmproxy.worker import Role
 from rollart.distributed.carry import restored
 from rollart.distributed.cluster import Cluster
 from rollart.distributed.errors import RemoteError, WorkerDied
+from rollart.distributed.line import Line, dial
 from rollart.distributed.member import Member
 from rollart.distributed.wire import (
-    LINGER,
     Answer,
     Cancel,
+    Client,
     Command,
     Description,
     Done,
@@ -38,12 +38,16 @@ from rollart.distributed.wire import (
     Stopped,
     Tell,
     decode_answers,
-    encode,
 )
+
+# Between tries to reach a process that lives, as Ray says.
+_DIAL_AGAIN_S = 1.0
+# A process that lives sees at once that the line has ended, and Ray soon that one has died; a cut network neither.
+_TOLD_S = 5.0
 
 
 class ExchangeStats(msgspec.Struct):
-    """Commands and answers so far, the batches that carried them, and requests under way."""
+    """Commands and answers so far, the frames that carried them, and requests under way."""
 
     commands: int = 0
     sent: int = 0
@@ -65,8 +69,7 @@ class RayWorker:
         self._version: int | None = None
         self._slots = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._posted: list[Command] = []
-        self._some = asyncio.Event()
+        self._line = Line(self._heard)
         self._runner: asyncio.Task[None] | None = None
         self._loading: dict[int, asyncio.Task[Ack]] = {}
         self._stats = ExchangeStats()
@@ -92,7 +95,8 @@ class RayWorker:
         return self._described.context_limit
 
     def stats(self) -> ExchangeStats:
-        return msgspec.structs.replace(self._stats, in_flight=len(self._waiting))
+        sent = self._stats.sent + self._line.sent
+        return msgspec.structs.replace(self._stats, sent=sent, in_flight=len(self._waiting))
 
     async def start(self) -> None:
         self._described = await self._call("describe")
@@ -165,8 +169,8 @@ class RayWorker:
             del self._waiting[command.slot]
 
     def _post(self, command: Command) -> None:
-        self._posted.append(command)
-        self._some.set()
+        self._stats.commands += 1
+        self._line.post(command, linger=len(self._waiting) > 1)
 
     async def _call(self, method: str, *args: Any) -> Any:
         try:
@@ -178,45 +182,48 @@ class RayWorker:
             raise error.original or error from error
 
     async def _run(self) -> None:
-        """Exchanges batches with the process, and with the one that replaces it; ends when that is dead for good."""
+        """Exchanges with the process, and with the one that replaces it; ends when that is dead for good."""
         try:
             while self._member.death is None:
                 try:
-                    client = await self._member.call("connect")
-                    async with asyncio.TaskGroup() as exchange:
-                        exchange.create_task(self._send(client))
-                        exchange.create_task(self._receive(client))
-                except* WorkerDied as died:
-                    self._lose(str(died.exceptions[0]))
+                    await self._exchange(await self._member.call("connect"))
+                except WorkerDied as died:
+                    self._lose(str(died))
                 await self._member.settled.wait()
-        except* _TakenOver:
+        except _TakenOver:
             pass
         finally:
             self._lose("its exchange has ended")
 
-    async def _send(self, client: int) -> None:
-        """Takes what was posted; waits for a first command, and for the last batch to arrive."""
-        while True:
-            await self._some.wait()
-            if len(self._waiting) > len(self._posted):
-                await asyncio.sleep(LINGER)
-            self._some.clear()
-            batch, self._posted = self._posted, []
-            self._stats.commands += len(batch)
-            self._stats.sent += 1
-            await self._member.call("submit", client, encode(batch))
+    async def _exchange(self, client: Client) -> None:
+        """Waits for the end of the line, of the process, or of this being its client."""
+        if self._line.ended.done():
+            self._lose("its line broke")
+        line, address = self._line, client.address
+        served = asyncio.create_task(self._member.call("serve", client.number))
+        try:
+            await dial(line, address)
+            await asyncio.wait((served, line.ended), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((served,), timeout=_TOLD_S)  # why the line has ended
+            if served.done() and not served.result():
+                raise _TakenOver
+        except OSError as error:
+            self._lose(f"cannot be reached at {address.host}:{address.port} ({error})")
+            await asyncio.sleep(_DIAL_AGAIN_S)
+        finally:
+            line.close()
+            served.cancel()
+            await asyncio.gather(served, return_exceptions=True)
 
-    async def _receive(self, client: int) -> None:
-        """Takes the answers; waits for a first one."""
-        while data := await self._member.call("collect", client):
-            batch = decode_answers(data)
-            self._stats.answers += len(batch)
-            self._stats.received += 1
-            for answer in batch:
-                waiting = self._waiting.get(answer.slot)
-                if waiting is not None and not waiting.done():
-                    self._resolve(waiting, answer)
-        raise _TakenOver
+    def _heard(self, frame: bytes) -> None:
+        """Answers came."""
+        batch = decode_answers(frame)
+        self._stats.answers += len(batch)
+        self._stats.received += 1
+        for answer in batch:
+            waiting = self._waiting.get(answer.slot)
+            if waiting is not None and not waiting.done():
+                self._resolve(waiting, answer)
 
     def _resolve(self, waiting: asyncio.Future[Any], answer: Answer) -> None:
         match answer:
@@ -232,9 +239,11 @@ class RayWorker:
                 waiting.set_result(None)
 
     def _lose(self, reason: str) -> None:
-        """Everything under way has been lost with the process."""
+        """Everything under way has been lost with the process, or with the line to it."""
         self._version = None
-        self._posted.clear()
+        self._line.close()
+        self._stats.sent += self._line.sent
+        self._line = Line(self._heard)
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(WorkerLost(self.id, reason))

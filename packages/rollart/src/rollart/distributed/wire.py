@@ -8,6 +8,7 @@ import msgspec
 
 from llmproxy.values import GenerateRequest, GenerateResult, Partial
 from llmproxy.worker import Role
+from rollart.distributed.line import Address
 
 
 class Generate(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -56,6 +57,13 @@ Command = Generate | Tell | Cancel
 Answer = Done | Stopped | Told | Failed
 
 
+class Client(msgspec.Struct, frozen=True):
+    """A new client of a GenerationHost: its number, and where its line is expected."""
+
+    number: int
+    address: Address
+
+
 class Description(msgspec.Struct, frozen=True):
     """What a worker says of itself once it has started."""
 
@@ -64,9 +72,5 @@ class Description(msgspec.Struct, frozen=True):
     context_limit: int
 
 
-# While others are under way, a batch waits this long for company: a third less CPU time when they end at random.
-LINGER = 0.001
-
-encode = msgspec.msgpack.Encoder().encode
 decode_commands = msgspec.msgpack.Decoder(list[Command]).decode
 decode_answers = msgspec.msgpack.Decoder(list[Answer]).decode
