@@ -41,3 +41,10 @@ def test_a_bad_bucket_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_bad_url_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "nowhere"]) == 2
     assert "use shm:NAME" in capsys.readouterr().err
+
+
+def test_a_store_that_is_not_there_is_told_and_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for url in (f"file:{tmp_path}/none", "shm:that-nobody-made"):
+        assert main(["inspect", url]) == 2
+        assert f"there is no store at {url}" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()

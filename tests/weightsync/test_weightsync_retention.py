@@ -157,7 +157,7 @@ async def test_a_changed_layout_is_refused(memory: MemoryStore, changed: dict[st
 
 @pytest.mark.parametrize("version", [-1, "1", 1.5, None])
 async def test_a_version_that_is_no_number_leaves_nothing(memory: MemoryStore, version: Any) -> None:
-    with pytest.raises(BadConfig, match="use a number from 0 on"):
+    with pytest.raises(BadConfig, match="use a whole number from 0"):
         await Publisher(memory).publish(version, weights(1))
     assert not memory._objects and not memory._values
 

@@ -8,9 +8,9 @@ import sys
 
 import msgspec
 
-from weightsync.errors import WeightSyncError
+from weightsync.errors import StoreUnavailable, WeightSyncError
 from weightsync.inspection import VersionInfo, inspect
-from weightsync.urls import open_store
+from weightsync.urls import folder_of, open_store
 
 __all__ = ["main"]
 
@@ -35,6 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _inspect(url: str, verify: bool) -> list[VersionInfo]:
+    folder = folder_of(url)
+    if folder is not None and not folder.is_dir():  # a publisher makes it; to look is not to make
+        raise StoreUnavailable(f"there is no store at {url}")
     store = open_store(url)
     try:
         return await inspect(store, verify=verify)

@@ -13,7 +13,7 @@ import fcntl
 import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from weightsync.blocking import in_thread
@@ -95,7 +95,8 @@ class FileStore:
                     os.fsync(file.fileno())
                 os.rename(hidden, self._path(key))
         except OSError as error:
-            hidden.unlink(missing_ok=True)
+            with suppress(OSError):  # the first error is what matters; where nothing can be written, nothing can go
+                hidden.unlink(missing_ok=True)
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise StoreFull(f"no room for {key!r} of {size} bytes in {self.folder}: enlarge it") from error
             raise StoreUnavailable(f"cannot write {key!r} to {self.folder}: {error.strerror}") from error
@@ -106,6 +107,8 @@ class FileStore:
             fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise Missing(f"{key!r} is not in {self.folder}") from None
+        except OSError as error:
+            raise self._unreadable(key, error) from error
         try:
             while done < len(view):
                 count = os.preadv(fd, [view[done:]], offset + done)
@@ -114,6 +117,8 @@ class FileStore:
                         f"{key!r} in {self.folder} ends {len(view) - done} bytes early: publish it again"
                     )
                 done += count
+        except OSError as error:
+            raise self._unreadable(key, error) from error
         finally:
             os.close(fd)
 
@@ -122,11 +127,19 @@ class FileStore:
             return self._path(key).read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise self._unreadable(key, error) from error
+
+    def _unreadable(self, key: str, error: OSError) -> StoreUnavailable:
+        return StoreUnavailable(f"cannot read {key!r} in {self.folder}: {error.strerror}")
 
     def _delete(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self._path(key).unlink(missing_ok=True)
-            self._path(f".{key}.part").unlink(missing_ok=True)
+        try:
+            for key in keys:
+                self._path(key).unlink(missing_ok=True)
+                self._path(f".{key}.part").unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot delete {key!r} in {self.folder}: {error.strerror}") from error
 
 
 @contextmanager

@@ -9,6 +9,7 @@ once (`test_weightsync_manifest.py`).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ __all__ = ["ALIGNMENT", "FORMAT", "Bucket", "Manifest", "Piece", "Plan", "Shard"
 # A cache line: enough for the widest element (complex128) and for vector loads straight from staging.
 ALIGNMENT = 64
 FORMAT = 1
+# Not to be written as UTF-8.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Shard(msgspec.Struct, frozen=True, array_like=True):
@@ -201,8 +204,8 @@ class Plan:
 
 
 def _check(meta: TensorMeta, seen: dict[str, int], tensors: Sequence[TensorMeta]) -> None:
-    if not isinstance(meta.name, str) or not meta.name:
-        raise BadTensor(f"a tensor's name is {meta.name!r}; use a text, not an empty name")
+    if not isinstance(meta.name, str) or not meta.name or _SURROGATE.search(meta.name):
+        raise BadTensor(f"a tensor's name is {meta.name!r}; use a text, not an empty name, and no surrogates")
     if meta.name in seen:
         raise BadTensor(f"tensor {meta.name!r} is published twice; names must be unique")
     if meta.dtype not in ITEMSIZE:
@@ -210,6 +213,10 @@ def _check(meta: TensorMeta, seen: dict[str, int], tensors: Sequence[TensorMeta]
     if any(size < 0 for size in meta.shape):
         raise BadTensor(f"tensor {meta.name!r} has a negative size in shape {meta.shape}")
     if (part := meta.shard) is not None:
+        if not isinstance(part, Shard) or any(
+            type(n) is not int or n >= 1 << 63 for n in (part.dim, part.start, part.size)
+        ):
+            raise BadTensor(f"the shard of tensor {meta.name!r} is {part!r}; give a Shard of whole numbers")
         inside = 0 <= part.dim < len(meta.shape) and 0 <= part.start <= part.size - meta.shape[part.dim]
         if not inside:
             raise BadTensor(f"tensor {meta.name!r} of shape {meta.shape} cannot be {part}")

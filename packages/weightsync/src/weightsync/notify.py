@@ -11,6 +11,8 @@ import ctypes
 import os
 from pathlib import Path
 
+from weightsync.errors import StoreUnavailable
+
 __all__ = ["FolderWatch"]
 
 _IN_MOVED_TO = 0x80
@@ -22,8 +24,15 @@ class FolderWatch:
 
     def __init__(self, folder: Path) -> None:
         self._fd: int = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._fd < 0 or _LIBC.inotify_add_watch(self._fd, os.fsencode(folder), _IN_MOVED_TO) < 0:
-            raise OSError(ctypes.get_errno(), f"cannot watch {folder}: {os.strerror(ctypes.get_errno())}")
+        if self._fd < 0:
+            raise StoreUnavailable(
+                f"cannot watch {folder}: {os.strerror(ctypes.get_errno())}; "
+                "raise fs.inotify.max_user_instances, or the limit of open files"
+            )
+        if _LIBC.inotify_add_watch(self._fd, os.fsencode(folder), _IN_MOVED_TO) < 0:
+            why = os.strerror(ctypes.get_errno())
+            os.close(self._fd)
+            raise StoreUnavailable(f"cannot watch {folder}: {why}")
 
     async def moved(self, within: float) -> None:
         """Return after the next event, or after `within` seconds."""

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections import deque
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ import msgspec
 import numpy as np
 
 from weightsync.blocking import each, in_thread
+from weightsync.checks import check_count, check_seconds, check_version
 from weightsync.errors import BadConfig, Fenced, LayoutChanged, StoreError, VersionConflict, VersionTimeout
 from weightsync.index import HOLD_SLOTS, INDEX, Entry, Index, hold_key
 from weightsync.manifest import Bucket, Manifest, Plan, Shard, TensorMeta, manifest_key
@@ -74,10 +76,10 @@ class Publisher:
         Plan((), bucket_bytes)
         if encoding not in ("full", "delta"):
             raise BadConfig(f"encoding is {encoding!r}; use 'full' or 'delta'")
-        if keep < 1 or anchor_every < 1:
-            raise BadConfig(f"keep is {keep} and anchor_every {anchor_every}; both must be at least 1")
-        if timeout <= 0 or hold_seconds < 0:
-            raise BadConfig(f"timeout is {timeout} and hold_seconds {hold_seconds}; give seconds")
+        check_count("keep", keep)
+        check_count("anchor_every", anchor_every)
+        check_seconds("timeout", timeout, positive=True)
+        check_seconds("hold_seconds", hold_seconds)
         self.pushes: deque[Push] = deque(maxlen=_PUSHES)
         self._store = store
         self._bucket_bytes = bucket_bytes
@@ -86,6 +88,7 @@ class Publisher:
         self._hold_seconds = hold_seconds
         self._anchor_every = anchor_every
         self._timeout = timeout
+        self._process = os.getpid()
         self._id = secrets.token_hex(8)
         self._index: Index | None = None
         self._lock = asyncio.Lock()
@@ -110,6 +113,7 @@ class Publisher:
         VersionConflict. Raises VersionTimeout after the publisher's `timeout`. `shards` says which tensors are parts
         of larger ones (see `weightsync.sharding`).
         """
+        check_version(version)
         async with self._lock:
             self._publishing = version
             try:
@@ -124,8 +128,6 @@ class Publisher:
 
     async def _publish(self, version: int, named_tensors: NamedTensors, shards: Mapping[str, Shard]) -> Manifest:
         start = asyncio.get_running_loop().time()
-        if not isinstance(version, int) or version < 0:
-            raise BadConfig(f"version is {version!r}; use a number from 0 on")
         metas, tensors = describe(named_tensors, shards)
         plan = Plan(metas, self._bucket_bytes)
         index = await self._own()
@@ -148,6 +150,7 @@ class Publisher:
 
     async def rewind(self, version: int) -> None:
         """Remove every version after `version`, so that a run resumed from a checkpoint publishes them anew."""
+        check_version(version)
         async with self._lock:
             index = await self._own()
             kept = tuple(entry for entry in index.versions if entry.version <= version)
@@ -157,6 +160,8 @@ class Publisher:
 
     async def _own(self) -> Index:
         """The index as it is, ours, and free of what a dead publisher, or a failed publication of ours, left."""
+        if self._process != os.getpid():  # a fork of a publisher is another publisher
+            self._process, self._id, self._index = os.getpid(), secrets.token_hex(8), None
         value = await self._store.read(INDEX)
         stored = Index.decode(value) if value is not None else Index(self._id)
         if self._index is not None and stored.owner != self._id:

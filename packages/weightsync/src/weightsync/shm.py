@@ -15,6 +15,8 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
@@ -22,10 +24,14 @@ from weightsync.errors import BadConfig, Missing, StoreError, StoreFull, StoreUn
 from weightsync.files import FileStore
 from weightsync.tensors import Bytes
 
-__all__ = ["SharedMemoryStore"]
+__all__ = ["SharedMemoryStore", "shm_folder"]
 
 # Below this an object is written and read like any file.
 _LARGE_BYTES = 1 << 20
+
+
+def shm_folder(name: str) -> Path:
+    return Path(f"/dev/shm/weightsync-{name}")
 
 
 class SharedMemoryStore(FileStore):
@@ -37,7 +43,7 @@ class SharedMemoryStore(FileStore):
     def __init__(self, name: str) -> None:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
             raise BadConfig(f"shared memory store name {name!r}: use letters, digits, '.', '_' and '-'")
-        super().__init__(f"/dev/shm/weightsync-{name}", durable=False)
+        super().__init__(shm_folder(name), durable=False)
         self._mappings = _Mappings()
 
     async def close(self) -> None:
@@ -75,7 +81,8 @@ class SharedMemoryStore(FileStore):
             finally:
                 os.close(fd)
         except OSError as error:
-            os.unlink(hidden)
+            with suppress(FileNotFoundError):
+                os.unlink(hidden)
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise StoreFull(f"no room for {key!r} of {size} bytes in {self.folder}: enlarge /dev/shm") from error
             raise StoreUnavailable(f"cannot write {key!r} to {self.folder}: {error.strerror}") from error
@@ -114,7 +121,8 @@ class SharedMemoryStore(FileStore):
         for name in self._spares() if sizes else ():
             self._path(name).unlink(missing_ok=True)
         for key, size in sizes.items():
-            os.rename(self._path(key), self._path(f".spare.{size}.{secrets.token_hex(4)}"))
+            with suppress(FileNotFoundError):  # a publisher that took over deletes the same
+                os.rename(self._path(key), self._path(f".spare.{size}.{secrets.token_hex(4)}"))
         super()._delete(keys)
 
     def _size(self, key: str) -> int:

@@ -19,7 +19,9 @@ import numpy as np
 
 from weightsync import delta
 from weightsync.blocking import each, in_thread
+from weightsync.checks import check_seconds, check_version
 from weightsync.errors import (
+    BadConfig,
     BadTensor,
     CorruptBucket,
     EngineRefused,
@@ -89,6 +91,7 @@ class Subscriber:
         self, store: Store, *, timeout: float = 3600.0, needs: Callable[[Plan], Ranges] | None = None
     ) -> None:
         """`needs` says what of which buckets to stage (default: all); with it, only `commit_with` can commit."""
+        check_seconds("timeout", timeout)
         self._store = store
         self._needs = needs
         self._timeout = timeout
@@ -119,6 +122,9 @@ class Subscriber:
 
         A prefetch of the version that is being pulled, or is staged, joins it; one of another version supersedes it.
         """
+        check_version(version)
+        within = self._timeout if timeout is None else timeout
+        check_seconds("timeout", within)
         async with self._switching:
             if self._version != version or self._pull is None or await self._outdated(version, self._pull):
                 await self._stop()
@@ -127,7 +133,7 @@ class Subscriber:
             pull = self._pull
             self._waiters += 1
         try:
-            async with asyncio.timeout(timeout if timeout is not None else self._timeout):
+            async with asyncio.timeout(within):
                 return await asyncio.shield(pull)
         except TimeoutError:
             latest = await self.latest()
@@ -150,6 +156,8 @@ class Subscriber:
         """
         if self._needs is not None:
             raise BadTensor(f"version {staged.version} is staged in part; commit it with what asked for the parts")
+        if not callable(load):
+            raise BadConfig(f"load is {load!r}; give a function of a tensor's name and the tensor")
         check_fits(staged.manifest, load)
         return await self.commit_with(staged, lambda: _load(staged, load))
 

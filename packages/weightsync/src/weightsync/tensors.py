@@ -8,7 +8,7 @@ A strided or device tensor is copied straight to where its bytes are wanted, and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, Protocol
 
@@ -43,6 +43,8 @@ class _Source(Protocol):
 
 class _Numpy:
     def obstacle(self, tensor: npt.NDArray[Any]) -> str:
+        if isinstance(tensor, np.ma.MaskedArray):
+            return "has a mask, which would be lost: publish .filled()"
         return "" if tensor.dtype.isnative else "has a foreign byte order: publish .astype(dtype.newbyteorder('='))"
 
     def dtype_name(self, tensor: npt.NDArray[Any]) -> str:
@@ -83,7 +85,9 @@ def describe(
     metas: list[TensorMeta] = []
     tensors: list[Any] = []
     first: dict[tuple[Any, ...], str] = {}
-    for name, tensor in named.items() if isinstance(named, Mapping) else named:
+    if not isinstance(shards, Mapping):
+        raise BadTensor(f"shards is a {type(shards).__name__}; give a mapping of names to Shards")
+    for name, tensor in _pairs(named):
         source = _source(name, tensor)
         if obstacle := source.obstacle(tensor):
             raise BadTensor(f"tensor {name!r} {obstacle}")
@@ -96,6 +100,18 @@ def describe(
     for name in sorted(shards.keys() - {meta.name for meta in metas}):
         raise BadTensor(f"shards has {name!r}, which is not among the tensors; take it out, or publish it")
     return tuple(metas), tensors
+
+
+def _pairs(named: NamedTensors) -> Iterator[tuple[str, Any]]:
+    if not isinstance(named, Iterable) or isinstance(named, str | bytes):
+        raise BadTensor(
+            f"a {type(named).__name__} is no named tensors; publish a mapping of names to tensors, or pairs of them "
+            "(of a torch module: weightsync.torch.named_tensors(module))"
+        )
+    for pair in named.items() if isinstance(named, Mapping) else named:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise BadTensor(f"{pair!r:.100} is no pair of a name and a tensor; publish those, or a mapping")
+        yield pair[0], pair[1]
 
 
 def raw(tensor: Any) -> Bytes | None:
