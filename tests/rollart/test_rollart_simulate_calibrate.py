@@ -55,19 +55,23 @@ def test_a_fitted_world_predicts_settings_that_it_has_not_seen(tmp_path: Path) -
     assert predicted.step_s == pytest.approx(truth.step_s, rel=0.25)
 
 
-def test_cores_that_engines_and_trainer_share_are_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [OTHER, ["run.mode=sync_plus", "buffer.alpha=0"], ["rollout.concurrency=128"]])
+def test_cores_that_all_share_are_fitted_from_their_cpu_seconds(tmp_path: Path, words: list[str]) -> None:
     """Fitted beside a trainer, a world also tells how long a mode takes in which nothing runs beside it."""
     lake = ROOT / "examples" / "frozenlake.yaml"
-    shared = yaml.safe_dump({"hardware": "cpu", "gpus": 8, "crowding": 2.0}, default_flow_style=True).strip()
-    words = [*LESS, f"simulate.training={shared}"]
-    alone = ["run.mode=sync_plus", "buffer.alpha=0"]
-    run(tmp_path / "real", words, lake)
-    truth = run(tmp_path / "other", [*words, *alone], lake)
+    shared = [
+        *LESS,
+        "simulate.host={cores: 2, turn_s: 0.0004}",
+        "simulate.training={hardware: cpu, gpus: 1, step_s: 0.2}",
+    ]
+    run(tmp_path / "real", shared, lake)
+    truth = run(tmp_path / "other", [*shared, *words], lake)
     tree = calibrate(tmp_path / "real")
-    assert tree["simulate"]["training"]["crowding"] == pytest.approx(2.0, rel=0.15)
+    tree["simulate"]["host"]["cores"] = 2
+    assert tree["simulate"]["host"]["turn_s"] == pytest.approx(0.0004, rel=0.05)
     fitted = tmp_path / "fitted.yaml"
     fitted.write_text(yaml.safe_dump(tree))
-    assert run(tmp_path / "predicted", alone, fitted).step_s == pytest.approx(truth.step_s, rel=0.25)
+    assert run(tmp_path / "predicted", words, fitted).step_s == pytest.approx(truth.step_s, rel=0.25)
 
 
 def test_the_command_writes_the_world_beside_the_run(tmp_path: Path) -> None:

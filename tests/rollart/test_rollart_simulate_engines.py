@@ -12,6 +12,7 @@ from rollart.simulate.blank import Blank
 from rollart.simulate.catalog import builtin
 from rollart.simulate.clock import VirtualLoop
 from rollart.simulate.engines import Generator, Node
+from rollart.simulate.host import Host
 from rollart.simulate.links import Link
 
 
@@ -20,7 +21,7 @@ def virtual(work):
         return runner.run(work)
 
 
-def engine(name: str, node: Node, *, probed: bool = True, caches: bool = True) -> Generator:
+def engine(name: str, node: Node, *, probed: bool = True, caches: bool = True, host: Host | None = None) -> Generator:
     speed = Roofline(builtin().device("H800").device("H800"), builtin().shape("qwen3-8b"))
     return Generator(
         name,
@@ -33,6 +34,7 @@ def engine(name: str, node: Node, *, probed: bool = True, caches: bool = True) -
         role="both",
         context_limit=32_768,
         update_s=2.0,
+        host=host,
     )
 
 
@@ -78,18 +80,17 @@ def test_an_interrupted_generation_makes_what_is_left_of_its_reply() -> None:
     assert virtual(run()) == 50
 
 
-def test_a_crowded_engine_is_slower_for_as_long_as_that_lasts() -> None:
-    async def run(crowded_s: float) -> float:
-        subject = engine("gen-0", Node(0, Link(), 1.0))
+def test_an_engine_is_slower_for_as_long_as_others_take_its_core() -> None:
+    async def run(other_s: float) -> float:
+        host = Host(1, 0.0)
+        subject = engine("gen-0", Node(0, Link(), 1.0), host=host)
         going = asyncio.create_task(subject.generate(GenerateRequest("t", Blank(1000, 500), 500, request_id="r")))
         await asyncio.sleep(1.0)
-        subject.crowd(2.0)
-        await asyncio.sleep(crowded_s)
-        subject.crowd(1.0)
+        await host.compute("trainer", other_s)
         await going
         return asyncio.get_running_loop().time()
 
-    assert virtual(run(2.0)) == pytest.approx(virtual(run(0.0)) + 1.0, abs=1e-3)
+    assert virtual(run(1.0)) == pytest.approx(virtual(run(0.0)) + 1.0, abs=1e-3)
 
 
 def test_engines_of_a_node_share_the_pull() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
 from random import Random
@@ -20,7 +21,6 @@ from llmproxy.fleet import Fleet, Slot
 from llmproxy.sim import Roofline
 from rollart.config.tasks import EnvConfig
 from rollart.errors import ConfigError
-from rollart.pipeline.modes import MODES
 from rollart.runtime.parts import Parts
 from rollart.runtime.setting import Setting
 from rollart.simulate.blank import Blank
@@ -28,6 +28,7 @@ from rollart.simulate.catalog import GIB
 from rollart.simulate.config import FleetConfig, Simulation
 from rollart.simulate.engines import Generator, Node
 from rollart.simulate.errors import Stalled
+from rollart.simulate.host import Host
 from rollart.simulate.links import Link
 from rollart.simulate.rewards import Rewards, make_rewards
 from rollart.simulate.tasks import ProfileTask, Recorded, Weather
@@ -71,6 +72,7 @@ class World(Struct, frozen=True):
     weather: Weather
     rewards: Rewards
     push: Link | None
+    host: Host | None
     setting: Setting
 
     def parts(self) -> Parts:
@@ -82,6 +84,7 @@ class World(Struct, frozen=True):
             workers=self.engines,
             trainer=self.trainer,
             watch=self._watch,
+            cpu=self.host.account if self.host else None,
             router=router(config.generation.affinity, random=random),
             prefill_router=ByName(random=random),
         )
@@ -99,8 +102,10 @@ class World(Struct, frozen=True):
 def make_world(simulation: Simulation) -> World:
     """Build it on the running loop. Raises ConfigError when a model does not fit its devices."""
     push = _push(simulation)
+    shared = simulation.world.host
+    host = Host(shared.cores, shared.turn_s) if shared else None
     nodes: list[Node] = []
-    engines = [engine for fleet in simulation.fleets for engine in _engines(simulation, fleet, nodes)]
+    engines = [engine for fleet in simulation.fleets for engine in _engines(simulation, fleet, nodes, host)]
     weather = Weather()
     rewards = make_rewards(simulation.world.rewards)
     tasks = Mixture(
@@ -111,10 +116,11 @@ def make_world(simulation: Simulation) -> World:
         simulation,
         engines,
         nodes,
-        _trainer(simulation, push, engines),
+        _trainer(simulation, push, host),
         weather,
         rewards,
         push,
+        host,
         Setting(simulation.config, Path(), tasks),
     )
 
@@ -135,7 +141,7 @@ def speed_of(simulation: Simulation, fleet: FleetConfig) -> Roofline:
     )
 
 
-def _engines(simulation: Simulation, fleet: FleetConfig, nodes: list[Node]) -> list[Generator]:
+def _engines(simulation: Simulation, fleet: FleetConfig, nodes: list[Node], host: Host | None) -> list[Generator]:
     constants = simulation.catalog.calibration
     weights = simulation.shape.parameters * simulation.shape.bytes_each
     stored = simulation.world.transport == "store"
@@ -166,6 +172,7 @@ def _engines(simulation: Simulation, fleet: FleetConfig, nodes: list[Node]) -> l
             role=fleet.role,
             context_limit=simulation.config.generation.max_model_len,
             update_s=update_s,
+            host=host,
         )
         made.append(engine)
     return made
@@ -190,20 +197,14 @@ def trainer_rates(simulation: Simulation) -> Rates:
     step_s = training.step_s
     if step_s is None:
         step_s = constants.training_s if simulation.world.model else 0.0
-    crowding = training.crowding if MODES[simulation.config.run.mode].overlap else 1.0
-    return Rates(flops=flops / crowding, swap_s=swap, step_s=step_s * crowding)
+    return Rates(flops=flops, swap_s=swap, step_s=step_s)
 
 
-def _trainer(simulation: Simulation, push: Link | None, engines: list[Generator]) -> SimTrainer:
+def _trainer(simulation: Simulation, push: Link | None, host: Host | None) -> SimTrainer:
     training = simulation.training
     passes = Passes(training.reference, training.proximal, training.recompute)
-
-    def working(works: bool) -> None:
-        if training.crowding > 1:
-            for engine in engines:
-                engine.crowd(training.crowding if works else 1.0)
-
-    return SimTrainer(simulation.shape, trainer_rates(simulation), passes, push, working)
+    work = partial(host.compute, "trainer") if host else asyncio.sleep
+    return SimTrainer(simulation.shape, trainer_rates(simulation), passes, push, work)
 
 
 def _task(simulation: Simulation, name: str, weather: Weather, rewards: Rewards) -> ProfileTask:

@@ -1,20 +1,22 @@
-"""A simulated world fitted to a real run: what its trace and metrics say about engines, environments and trainer.
+"""A simulated world fitted to a real run: what its metrics and trace say about engines, environments and trainer.
 
-Engines: a turn among n others takes `a + b n` seconds; `a` is launching its two steps, `b` the work on its tokens.
-Where engines and trainer share cores, both are slower while both work: by as much as turns during train steps are.
-Trainer: a train step takes `c + d tokens`. Weights: the three costs that are measured apart, as rates. Environments:
-how many turns, how long, how often rewards of a group are all equal. What is fitted is written as a section
-`simulate`, to be read and changed like any other (tests/rollart/test_rollart_simulate_calibrate.py).
+Where all roles compute on the cores of one machine, the CPU seconds of each are what it has to do, and the simulated
+machine shares its cores among them. Elsewhere a turn among n others takes `a + b n` seconds and a train step
+`c + d tokens`. `a` is launching a turn's two steps, `b` the work on its tokens. Weights: the three costs that are
+measured apart, as rates. Environments: how many turns, how long, how often rewards of a group are all equal. What is
+fitted is written as a section `simulate`, to be read and changed like any other
+(tests/rollart/test_rollart_simulate_calibrate.py).
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from statistics import fmean, median, pstdev
+from statistics import fmean, pstdev
 from typing import Any
 
 import msgspec
@@ -26,16 +28,14 @@ from rollart.config.check import observation_tokens
 from rollart.config.tasks import FrozenLakeConfig
 from rollart.errors import ConfigError, RunMissing
 from rollart.observe.metrics import Row, read_metrics
-from rollart.observe.trace import ITERATIONS, Event, read_trace
-from rollart.pipeline.modes import MODES
+from rollart.observe.trace import ITERATIONS, TRAJECTORIES, Event, read_trace
 from rollart.simulate.catalog import GIB
 from rollart.simulate.config import make_simulation
 from rollart.simulate.trainer import Passes
 
 # The first iteration starts engines' graphs and fills queues.
 _SKIPPED = 1
-_ENOUGH = 50
-"""Turns without which a median says little."""
+_ENDS = [f"ledger/{column}" for column in ("delivered", "surplus", "stale", "filtered", "failed", "cancelled")]
 
 
 class Line(Struct, frozen=True):
@@ -82,7 +82,8 @@ class Spans(Struct, frozen=True):
         found: dict[str, list[tuple[str, float, float, dict[str, Any]]]] = defaultdict(list)
         for event in events:
             if event.ph == "X":
-                found[names[event.pid]].append(_span(event))
+                name = names[event.pid]
+                found[f"{name}-{event.tid}" if name == TRAJECTORIES else name].append(_span(event))
         return cls(dict(found))
 
     def of(self, prefix: str) -> list[list[tuple[str, float, float, dict[str, Any]]]]:
@@ -94,38 +95,53 @@ class Spans(Struct, frozen=True):
         return [end - start for what, start, end, _ in self.by_resource.get(resource, []) if what == name]
 
 
+class Totals(Struct, frozen=True):
+    """Means over the counted iterations."""
+
+    turns: float
+    """Generated, whatever became of them."""
+    ended: float
+    """Trajectories, trained on or not."""
+    response: float
+    """Tokens of a turn."""
+    at_once: float
+    """Turns on one engine, as a turn finds it."""
+
+
 def calibrate(run: Path) -> dict[str, Any]:
     """The run's configuration with a section `simulate` that is fitted to it. Raises RunMissing, ConfigError."""
     config = config_of(run, ())
-    rows = read_metrics(run)[_SKIPPED:]
-    if len(rows) < 3:
-        raise RunMissing(f"{run} has {len(rows)} iterations after the first; a fit needs 3")
+    rows = read_metrics(run)
+    if len(rows) - _SKIPPED < 3:
+        raise RunMissing(f"{run} has {len(rows) - _SKIPPED} iterations after the first; a fit needs 3")
     if len(config.tasks) != 1:
         raise ConfigError("tasks", list(config.tasks), "a run of one task can be fitted")
     spans = Spans.read(run)
     tree: dict[str, Any] = msgspec.to_builtins(config)
     bare = make_simulation(tree | {"simulate": {"tasks": dict.fromkeys(config.tasks, "tiny-lake")}})
-    profile = _profile(config, rows, spans)
-    tokens = profile["observation"]["mean"] + profile["response"]["mean"]
+    totals = _totals(rows, spans)
+    rows = rows[_SKIPPED:]
+    profile = _profile(config, rows, spans, totals)
+    computing = _computing(rows, spans, totals) if rows[-1].get("engines/cpu_s") else _latencies(rows, spans)
     parameters = bare.shape.parameters
-    crowding = _crowding(spans) if MODES[config.run.mode].overlap else 1.0
-    turn = fit_line(list(_turns(spans, crowding)))
-    train = between_halves([(float(row["trained_tokens"] or 0), float(row["time/train"] or 0)) for row in rows])
-    rate = 2 * parameters * tokens / max(turn.slope, 1e-9)
-    work = Passes(False, False, False).count * 2 * parameters * tokens / profile["response"]["mean"]
+    tokens = profile["observation"]["mean"] + totals.response
+    rate = 2 * parameters * tokens / max(computing.turn.slope, 1e-9)
+    batch = config.buffer.batch_groups * config.buffer.group_size
+    # The simulated batch has the mean length of all trajectories, the real one that of those that were trained on.
+    scale = _mean(rows, "trained_tokens") / batch / (profile["turns"]["mean"] * totals.response)
+    work = Passes(False, False, False).count * 2 * parameters * tokens / totals.response
     size = parameters * bare.shape.bytes_each / GIB
-    between = fmean(sum(float(row.get(f"time/{part}") or 0) for part in ("record", "other")) for row in rows)
     tree["generation"]["affinity"] = {"default": "fitted"}
     tree["simulate"] = {
         "batch": config.generation.max_num_seqs,
+        "host": {"cores": computing.cores, "turn_s": computing.driver_s} if computing.cores else None,
         "training": {
             "hardware": "fitted",
             "gpus": 1,
             "reference": False,
             "proximal": False,
             "recompute": False,
-            "step_s": (train.start + between) / crowding,
-            "crowding": crowding,
+            "step_s": computing.train.start,
         },
         "generation": [{"hardware": "fitted", "gpus": config.generation.workers}],
         "hardware": {
@@ -138,54 +154,68 @@ def calibrate(run: Path) -> dict[str, Any]:
                 "host_gbs": 5.0,
                 "cost": 1.0,
                 "node": 1,
-                "overhead_s": turn.start / 2,
+                "overhead_s": computing.turn.start / 2,
             }
         },
         "calibration": {
             "compute": 1.0,
             "memory": 1.0,
-            "training": crowding * work / max(train.slope, 1e-9) / rate,
+            "training": work / max(scale * computing.train.slope, 1e-9) / rate,
             "push_gibs": size / _mean(rows, "push_s"),
             "pull_gibs": size / _mean(rows, "pull_accumulated_s"),
-            "load_gibs": size / _mean(rows, "pull_exposed_s"),
+            "load_gibs": size / computing.exposed_s,
         },
         "tasks": dict.fromkeys(config.tasks, profile),
     }
     return tree
 
 
-class _Turn(Struct, frozen=True):
-    """How many ran at once, in tens, how long it took, and the part of it that the trainer worked beside it."""
-
-    tens: int
-    seconds: float
-    crowded: float
-
-
-def _turns(spans: Spans, crowding: float) -> Iterable[tuple[float, float]]:
-    """For each number of turns at once, in tens: that number, and how long a turn took there in the median, were the
-    trainer not there.
+class Computing(Struct, frozen=True):
+    """What has to be done: a turn's seconds by the number at once, a train step's by its tokens, an update's, and
+    what the driver takes of a turn where `cores` are shared.
     """
-    took: dict[int, list[float]] = defaultdict(list)
-    for turn in _timed(spans):
-        took[turn.tens].append(turn.seconds / (1 + (crowding - 1) * turn.crowded))
-    for tens, each in took.items():
-        if len(each) >= _ENOUGH:
-            yield from [(10 * tens + 5.0, median(each))] * len(each)
+
+    turn: Line
+    train: Line
+    exposed_s: float
+    cores: int = 0
+    driver_s: float = 0.0
 
 
-def _crowding(spans: Spans) -> float:
-    """How many times as long turns take while the trainer works: the median over equal numbers of turns at once."""
-    beside: dict[int, list[float]] = defaultdict(list)
-    alone: dict[int, list[float]] = defaultdict(list)
-    for turn in _timed(spans):
-        if turn.crowded in (0.0, 1.0):
-            (beside if turn.crowded else alone)[turn.tens].append(turn.seconds)
-    both = [tens for tens in beside if min(len(beside[tens]), len(alone[tens])) >= _ENOUGH]
-    return max(1.0, median(median(beside[tens]) / median(alone[tens]) for tens in both)) if both else 1.0
+def _latencies(rows: Sequence[Row], spans: Spans) -> Computing:
+    """Of engines and a trainer that do not slow each other down: as long as each took."""
+    train = between_halves([(_number(row, "trained_tokens"), _number(row, "time/train")) for row in rows])
+    between = fmean(_number(row, "time/record") + _number(row, "time/other") for row in rows)
+    turn = fit_line([(turn.at_once, turn.seconds) for turn in _turns(spans)])
+    return Computing(turn, Line(train.start + between, train.slope), _mean(rows, "pull_exposed_s"))
 
 
-def _timed(spans: Spans) -> Iterable[_Turn]:
+def _computing(rows: Sequence[Row], spans: Spans, totals: Totals) -> Computing:
+    """Of roles that share the cores of this machine: the CPU seconds that each took. How long turns took says which
+    part of an engine's goes to launching steps.
+    """
+    seen = fit_line([(turn.at_once, turn.seconds) for turn in _turns(spans)])
+    each = _mean(rows, "engines/cpu_s") / totals.turns
+    launching = seen.start / (seen.start + seen.slope * totals.at_once)
+    between = fmean(_number(row, "time/record") + _number(row, "time/other") for row in rows)
+    train = between_halves([(_number(row, "trained_tokens"), _number(row, "trainer/cpu_s")) for row in rows])
+    return Computing(
+        turn=Line(launching * each * totals.at_once, (1 - launching) * each),
+        train=Line(train.start + between, train.slope),
+        # Resuming is slow only for the driver, which sends all turns that waited.
+        exposed_s=max(1e-6, fmean(_number(row, "time/suspend") + _number(row, "time/update") for row in rows)),
+        cores=len(os.sched_getaffinity(0)),
+        driver_s=max(0.0, _mean(rows, "driver/cpu_s") - between) / totals.turns,
+    )
+
+
+class _Turn(Struct, frozen=True):
+    at_once: int
+    """Turns that ran on its engine when it began."""
+    seconds: float
+
+
+def _turns(spans: Spans) -> list[_Turn]:
     """The turns that no update or evaluation fell into: those waited."""
     first = spans.by_resource[ITERATIONS][_SKIPPED - 1][2]
     pauses = sorted(
@@ -195,42 +225,41 @@ def _timed(spans: Spans) -> Iterable[_Turn]:
         if name in ("suspend", "update", "resume", "probe", "eval")
     )
     begins = [start for start, _ in pauses]
-    trains = sorted((start, end) for name, start, end, _ in spans.by_resource.get("train", []) if name == "train")
+    found: list[_Turn] = []
     for engine in spans.of("gen"):
         starts, ends = sorted(span[1] for span in engine), sorted(span[2] for span in engine)
         for _, start, end, _ in engine:
             before = bisect_right(begins, end) - 1
             if start >= first and end > start and (before < 0 or pauses[before][1] <= start):
-                at_once = bisect_right(starts, start) - bisect_left(ends, start)
-                yield _Turn(at_once // 10, end - start, _covered(trains, start, end) / (end - start))
+                found.append(_Turn(bisect_right(starts, start) - bisect_left(ends, start), end - start))
+    return found
 
 
-def _covered(spans: Sequence[tuple[float, float]], start: float, end: float) -> float:
-    """Seconds between start and end that lie in one of these spans, which are sorted and apart."""
-    covered = 0.0
-    for index in range(bisect_right(spans, (start, inf)) - 1, len(spans)):
-        if index >= 0:
-            if spans[index][0] >= end:
-                break
-            covered += max(0.0, min(end, spans[index][1]) - max(start, spans[index][0]))
-    return covered
+def _totals(rows: Sequence[Row], spans: Spans) -> Totals:
+    response = fmean(float(args.get("tokens", 1)) for engine in spans.of("gen") for _, _, _, args in engine)
+    made = [_number(row, "tokens_per_s") * _wall(row) for row in rows[_SKIPPED:]]
+    ended = sum(_number(rows[-1], name) - _number(rows[_SKIPPED - 1], name) for name in _ENDS)
+    return Totals(
+        turns=fmean(made) / response,
+        ended=ended / len(made),
+        response=response,
+        at_once=fmean(turn.at_once for turn in _turns(spans)),
+    )
 
 
-def _profile(config: Config, rows: list[Row], spans: Spans) -> dict[str, Any]:
+def _profile(config: Config, rows: Sequence[Row], spans: Spans, totals: Totals) -> dict[str, Any]:
     (task,) = config.tasks.values()
-    made = [float(args.get("tokens", 1)) for engine in spans.of("gen") for _, _, _, args in engine]
-    steps = Counter(str(args["trajectory"]) for what, _, _, args in spans.by_resource["env"] if what == "step")
+    lengths = [length for lane in spans.of(TRAJECTORIES) for length in _lengths(lane)]
     delivered = _grown(rows, "delivered") + 1e-9
     filtered = _grown(rows, "filtered")
-    batch = config.buffer.batch_groups * config.buffer.group_size
-    turns = fmean(float(row["trained_tokens"] or 0) for row in rows) / batch / fmean(made)
-    varied = pstdev(steps.values()) / fmean(steps.values())
+    turns = totals.turns / totals.ended
+    varied = pstdev(lengths) / fmean(lengths)
     shown = observation_tokens(task) if isinstance(task, FrozenLakeConfig) else 64
     return {
         "turns": {"mean": turns, "std": varied * turns, "low": 1, "high": task.max_turns},
         "prompt": {"mean": shown},
         "observation": {"mean": shown},
-        "response": {"mean": fmean(made)},
+        "response": {"mean": totals.response},
         "latest_only": isinstance(task, FrozenLakeConfig) or task.latest_only,
         "reset_s": _spread(spans.named("env", "reset")),
         "step_s": _spread(spans.named("env", "step")),
@@ -240,16 +269,32 @@ def _profile(config: Config, rows: list[Row], spans: Spans) -> dict[str, Any]:
     }
 
 
+def _lengths(lane: Sequence[tuple[str, float, float, dict[str, Any]]]) -> list[int]:
+    """The turns of the trajectories that were told one after the other in a lane of the trace."""
+    begins = [start for what, start, _, _ in lane if what == "trajectory"]
+    turns = sorted(start for what, start, _, _ in lane if what == "generate")
+    ends = [*begins[1:], inf]
+    return [bisect_left(turns, end) - bisect_left(turns, begin) for begin, end in zip(begins, ends, strict=True)]
+
+
 def _spread(values: list[float]) -> dict[str, float]:
     return {"mean": fmean(values), "std": pstdev(values)} if values else {"mean": 0.0}
 
 
-def _grown(rows: list[Row], column: str) -> float:
+def _grown(rows: Sequence[Row], column: str) -> float:
     return float(rows[-1][f"ledger/{column}"] or 0) - float(rows[0][f"ledger/{column}"] or 0)
 
 
-def _mean(rows: list[Row], key: str) -> float:
-    return max(1e-6, fmean(float(row[key] or 0) for row in rows))
+def _wall(row: Row) -> float:
+    return sum(_number(row, key) for key in row if key.startswith("time/"))
+
+
+def _number(row: Row, key: str) -> float:
+    return float(row.get(key) or 0)
+
+
+def _mean(rows: Sequence[Row], key: str) -> float:
+    return max(1e-6, fmean(_number(row, key) for row in rows))
 
 
 def _span(event: Event) -> tuple[str, float, float, dict[str, Any]]:

@@ -59,10 +59,18 @@ class TrainingConfig(_Section, frozen=True):
     """Activations are computed again for the gradient, as 32k contexts need."""
     step_s: Annotated[float, Meta(ge=0)] | None = None
     """Seconds of a train step that do not depend on its batch; not given, the calibrated ones."""
-    crowding: Annotated[float, Meta(ge=1)] = 1.0
-    """How many times as long engines and trainer take while both work, where they share the cores of a machine."""
     push_streams: Count = 1
     """How many ranks push their parts of the weights into the store at the same time."""
+
+
+class HostConfig(_Section, frozen=True):
+    """One machine for everything: times of engines and trainer are CPU seconds of a thread each, and its cores are
+    shared by all threads.
+    """
+
+    cores: Count
+    turn_s: Annotated[float, Meta(ge=0)] = 0.0
+    """CPU seconds of the driver for a turn."""
 
 
 class RewardsConfig(_Section, frozen=True):
@@ -107,6 +115,7 @@ class SimulateConfig(_Section, frozen=True):
     tasks: dict[str, str | Profile] = msgspec.field(default_factory=dict)
     """For each task of the run a profile, or the name of one in data/tasks.yaml."""
     rewards: RewardsConfig = RewardsConfig()
+    host: HostConfig | None = None
     transport: Literal["store", "broadcast"] = "store"
     """How weights travel: through a store, while rollout goes on, or broadcast while it stands still."""
     faults: tuple[FaultConfig, ...] = ()

@@ -7,6 +7,8 @@ Invariant: an engine is busy exactly while it has generations (tests/rollart/tes
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from math import inf
 
 from llmproxy import GenerateRequest, GenerateResult, Partial
@@ -16,26 +18,35 @@ from llmproxy.sim.speed import Pace
 from llmproxy.values import Handoff, Span, extend_partial
 from llmproxy.worker import Role
 from rollart.simulate.blank import Blank
+from rollart.simulate.host import Host
 from rollart.simulate.links import Link
 
 
-class Busy:
-    """Seconds during which something was going on."""
+def _nothing() -> None:
+    pass
 
-    def __init__(self) -> None:
+
+class Busy:
+    """Seconds during which something was going on; `began` and `ended` are called whenever that changes."""
+
+    def __init__(self, began: Callable[[], None] = _nothing, ended: Callable[[], None] = _nothing) -> None:
+        self._began = began
+        self._ended = ended
         self._count = 0
         self._since = 0.0
         self._total = 0.0
 
     def enter(self) -> None:
-        if not self._count:
-            self._since = asyncio.get_running_loop().time()
         self._count += 1
+        if self._count == 1:
+            self._since = asyncio.get_running_loop().time()
+            self._began()
 
     def leave(self) -> None:
         self._count -= 1
         if not self._count:
             self._total += asyncio.get_running_loop().time() - self._since
+            self._ended()
 
     def seconds(self) -> float:
         """So far."""
@@ -61,18 +72,19 @@ class Node:
         await asyncio.shield(task)
 
 
-class Crowded:
-    """The speed of an engine on a machine whose cores others take too: all steps take `factor` times as long."""
+class Shared:
+    """The speed of an engine on a machine whose cores others take too."""
 
-    def __init__(self, speed: Roofline) -> None:
-        self.factor = 1.0
+    def __init__(self, speed: Roofline, host: Host) -> None:
+        self._host = host
         self.capacity, self.batch, self.together = speed.capacity, speed.batch, speed.together
         self.transfer = speed.transfer
         self._speed = speed
 
     def pace(self, decoding: int, prefilling: float, depth: float) -> Pace:
         pace = self._speed.pace(decoding, prefilling, depth)
-        return Pace(self.factor * pace.base, self.factor * pace.slope, pace.chunk)
+        slowdown = self._host.slowdown
+        return Pace(slowdown * pace.base, slowdown * pace.slope, pace.chunk)
 
 
 class Generator(SimWorker):
@@ -91,11 +103,11 @@ class Generator(SimWorker):
         role: Role,
         context_limit: int,
         update_s: float,
+        host: Host | None = None,
     ) -> None:
         """`pulls` says that versions come through the node's link; else they are broadcast in an update.
         Without `probed`, requests that are no trajectory's turn are answered at once; without `caches`, each turn
-        computes its whole context."""
-        self._crowded = Crowded(speed)
+        computes its whole context. `host` is the machine that it shares with the rest."""
         super().__init__(
             id,
             hardware=speed.device.name,
@@ -104,19 +116,18 @@ class Generator(SimWorker):
             cache_tokens=inf if caches else 0,
             update_time=update_s,
             length=_length,
-            speed=self._crowded,
+            speed=Shared(speed, host) if host else speed,
         )
         self.gpus = gpus
         self.generations = 0
         self.node = node
         self._pulls = pulls
         self._probed = probed
+        self._host = host
         self.busy = Busy()
-
-    def crowd(self, factor: float) -> None:
-        """From now on everything takes so many times as long as alone."""
-        self._crowded.factor = factor
-        self.repace()
+        if host is not None:
+            self.busy = Busy(partial(host.enter, "engines"), partial(host.leave, "engines"))
+            host.tell(self.repace)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
         if not self._probed and not isinstance(request.prompt_ids, Blank):
@@ -124,9 +135,12 @@ class Generator(SimWorker):
         self.generations += 1
         self.busy.enter()
         try:
-            return await super().generate(request)
+            result = await super().generate(request)
         finally:
             self.busy.leave()
+        if self._host is not None:
+            await self._host.turn()
+        return result
 
     async def prefill(self, request: GenerateRequest) -> Handoff:
         self.busy.enter()

@@ -15,13 +15,14 @@ WARM_UP, CLOSING = 2, 1
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """Means over the `counted` iterations from `first` on. `cost` is in H20 device-hours per thousand trajectories
-    trained.
+    """Means over the `counted` iterations from `first` on, which took `steps` seconds. `cost` is in H20 device-hours
+    per thousand trajectories trained.
     """
 
     first: int
     counted: int
     step_s: float
+    steps: list[float]
     tokens_per_s: float
     cost: float
     staleness: float
@@ -55,6 +56,7 @@ def summarize(simulation: Simulation, simulated: Simulated) -> Summary:
         first=warm_up + 1,
         counted=number,
         step_s=step_s,
+        steps=[sum(float(row.get(f"time/{part}") or 0) for part in parts) for row in counted],
         tokens_per_s=mean("train/batch_tokens") / step_s,
         cost=simulation.cost * step_s / 3600 / simulation.batch * 1000,
         staleness=mean("staleness/mean"),

@@ -10,7 +10,7 @@ Invariant: the time is the work over `gpus x peak x reachable part`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -85,9 +85,9 @@ class SimTrainer:
         rates: Rates,
         passes: Passes,
         push: Link | None,
-        working: Callable[[bool], None] = lambda working: None,
+        work: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`push` is None where weights are broadcast; `working` is told when a train step begins and ends."""
+        """`push` is None where weights are broadcast; `work` takes the seconds of a train step."""
         self.version = 0
         self.busy = Busy()
         self.trained_tokens = 0
@@ -95,7 +95,7 @@ class SimTrainer:
         self._rates = rates
         self._passes = passes
         self._push = push
-        self._working = working
+        self._work = work
 
     @property
     def nbytes(self) -> float:
@@ -109,11 +109,9 @@ class SimTrainer:
     async def train_step(self, batch: Batch, step: int) -> Trained:
         lengths = [length for sample in batch.samples for length in sequence_lengths(sample.payload)]
         self.busy.enter()
-        self._working(True)
         try:
-            await asyncio.sleep(self.seconds(lengths) + 2 * self._rates.swap_s)
+            await self._work(self.seconds(lengths) + 2 * self._rates.swap_s)
         finally:
-            self._working(False)
             self.busy.leave()
         self.version += 1
         self.trained_tokens += sum(lengths)
