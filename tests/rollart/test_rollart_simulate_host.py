@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def ends(cores: int, works: list[Work]) -> list[float]:
+async def ends(cores: int, works: Sequence[Work]) -> list[float]:
     """When each thread has computed its work."""
     host = Host(cores, 0.0)
 
@@ -38,7 +38,7 @@ async def ends(cores: int, works: list[Work]) -> list[float]:
     return await asyncio.gather(*(thread(*work) for work in works))
 
 
-def by_hand(cores: int, works: list[Work]) -> list[float]:
+def by_hand(cores: int, works: Sequence[Work]) -> list[float]:
     """The same in steps from one begin or end to the next."""
     left, time, ended = dict(enumerate(works)), 0.0, [0.0] * len(works)
     while left:
