@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -16,9 +18,12 @@ from rollart.cli.plan import parse_classes, parse_gpus
 from rollart.errors import ConfigError
 from rollart.planner.candidate import Candidate, Part, steps_between
 from rollart.planner.estimate import demand_of, estimate
+from rollart.planner.judge import Judged
 from rollart.planner.search import Search, affinities, beside, candidates, fleets_within, given_candidate
 from rollart.simulate.catalog import builtin
 from rollart.simulate.config import load_simulation, make_simulation
+from rollart.simulate.run import Simulated
+from rollart.simulate.summary import Summary
 
 TREE: dict[str, Any] = {
     "run": {"name": "planned", "iterations": 3},
@@ -181,6 +186,60 @@ def test_the_best_was_simulated_and_beats_or_is_the_given() -> None:
     assert plan.start is not None
     assert plan.best[0].summary.step_s <= plan.start.summary.step_s
     assert plan.considered > plan.simulated >= 3 - 1
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Candidate], float], noise: float = 0.0) -> None:
+    """Every simulation comes to so many seconds a step, which scatter."""
+    random = Random(0)
+
+    def judge(tree: Any, candidate: Candidate, iterations: int) -> Judged:
+        true = seconds(candidate)
+        steps = [true * random.gauss(1, noise) for _ in range(iterations)]
+        mean = sum(steps) / iterations
+        rest = dict.fromkeys(("tokens_per_s", "cost", "staleness", "stale", "push_s", "pull_s", "exposed_s"), 1.0)
+        summary = Summary(first=1, counted=iterations, step_s=mean, steps=steps, parts={}, **rest)
+        simulated = Simulated(
+            rows=[], elapsed_s=1.0, generation_used={}, training_used=0.0, rewards_used=None, turns=0, preemptions=0
+        )
+        return Judged(candidate, mean, summary, simulated)
+
+    monkeypatch.setattr("rollart.planner.judge.judge", judge)
+
+
+def test_noise_replaces_nothing_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, lambda candidate: 100.0, noise=0.05)
+    search = Search(TREE, width=6, rounds=(4, 8))
+    plan = search.plan([GPUS])
+    assert plan.start is not None and plan.best[0] == plan.start and plan.steps == []
+    assert 0.02 < plan.margin < 0.1
+    assert plan.simulated <= 6 + 1 + 2  # and it is no reason to climb
+
+
+def test_what_is_better_by_more_than_noise_is_climbed_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = {"H800": 128}
+    pretend(monkeypatch, lambda candidate: 100.0 + abs(candidate.training.gpus - 104), noise=0.005)
+    plan = Search(TREE, width=2, rounds=(4,)).plan([gpus])
+    assert abs(plan.best[0].candidate.training.gpus - 104) <= 8
+
+
+def test_an_interrupted_search_writes_the_best_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = tmp_path / "given.yaml", tmp_path / "planned.yaml"
+    config.write_text(yaml.safe_dump(TREE))
+    steps = iter((90.0, 80.0))
+
+    def seconds(candidate: Candidate) -> float:
+        if (step := next(steps, None)) is None:
+            raise KeyboardInterrupt
+        return step
+
+    pretend(monkeypatch, seconds)
+    words = ["plan", str(config), "--gpus", "h800=24,h20=8", "--out", str(out), "--processes", "1"]
+    assert main(words) == 130
+    told = capsys.readouterr().out
+    assert "interrupted; the best so far" in told and "2 simulated" in told
+    assert load_simulation(out).gpus == GPUS
 
 
 def test_what_cannot_hold_the_model_is_refused() -> None:

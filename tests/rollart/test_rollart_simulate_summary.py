@@ -47,6 +47,7 @@ def test_means_are_over_the_counted_iterations() -> None:
     summary = summarize(simulation, simulated)
     assert (summary.first, summary.counted) == (3, 2)
     assert summary.step_s == pytest.approx(10.0)
+    assert summary.steps == [8.0, 12.0]
     assert summary.tokens_per_s == pytest.approx(100.0)
     assert summary.stale == pytest.approx(5 / 25)
     assert summary.cost == pytest.approx(10 * 10 / 3600 / 100 * 1000)
@@ -67,7 +68,7 @@ def test_means_are_over_the_counted_iterations() -> None:
     ],
 )
 def test_it_is_said_which_iterations_count_and_why(first: int, counted: int, ran: int, words: str) -> None:
-    nothing = dict.fromkeys(
-        ("step_s", "tokens_per_s", "cost", "staleness", "stale", "push_s", "pull_s", "exposed_s"), 0.0
-    )
-    assert _counted(Summary(first=first, counted=counted, parts={}, **nothing), ran) == words
+    names = ("step_s", "tokens_per_s", "cost", "staleness", "stale", "push_s", "pull_s", "exposed_s")
+    nothing = dict.fromkeys(names, 0.0)
+    summary = Summary(first=first, counted=counted, parts={}, steps=[0.0] * counted, **nothing)
+    assert _counted(summary, ran) == words

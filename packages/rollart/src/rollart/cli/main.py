@@ -141,6 +141,12 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     plan.add_argument("--classes", help="with --cost, the classes to choose among, e.g. H800,H20")
     plan.add_argument("--out", type=Path, default=Path("planned.yaml"), help="where to write the best configuration")
     plan.add_argument("--quick", action="store_true", help="fewer candidates, shorter simulations")
+    plan.add_argument(
+        "--processes",
+        type=int,
+        default=0,
+        help="simulations at a time (default: as many as cores); each takes up to half a GiB for 3,000 devices",
+    )
     plan.set_defaults(command=_plan)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rollart.errors import ConfigError
-from rollart.planner.search import Judged, Plan, Search, fleets_within
+from rollart.planner.judge import Judged
+from rollart.planner.search import Plan, Search, fleets_within
 from rollart.simulate.config import make_simulation, read_tree
 
 
@@ -34,15 +36,22 @@ def run(arguments: argparse.Namespace) -> int:
         tree,
         width=5 if arguments.quick else 10,
         rounds=(5,) if arguments.quick else (5, 8),
+        processes=arguments.processes or len(os.sched_getaffinity(0)),
         tell=lambda text: console.print(text, highlight=False, soft_wrap=True),
     )
-    plan = search.plan(fleets)
+    try:
+        plan, status = search.plan(fleets), 0
+    except KeyboardInterrupt:
+        if (so_far := search.so_far()) is None:
+            raise
+        console.print("interrupted; the best so far:")
+        plan, status = so_far, 130
     console.print(f"{plan.considered} candidates by the closed form, {plan.simulated} simulated")
     _show(console, plan)
     best = plan.best[0].candidate.tree(tree)
     arguments.out.write_text(yaml.safe_dump(best, sort_keys=False, allow_unicode=True), encoding="utf-8")
     console.print(f"written: {arguments.out}  (try it: rollart simulate {arguments.out})", soft_wrap=True)
-    return 0
+    return status
 
 
 def parse_classes(text: str, known: Mapping[str, Any]) -> list[str]:
@@ -76,15 +85,20 @@ def _show(console: Console, plan: Plan) -> None:
     for words, judged in rows:
         table.add_row(words, *_numbers(judged))
     console.print(table)
+    console.print(f"step times that differ by less than {plan.margin:.1%} are as good as the same")
     if plan.start is not None:
         console.print("what each change buys, one after the other:")
         before = plan.start
         for name, judged in plan.steps:
-            gain = before.summary.step_s / judged.summary.step_s
-            change = f"{before.summary.step_s:8.1f} -> {judged.summary.step_s:8.1f} s"
-            console.print(f"  {name:12} {change}  {gain:.2f} x")
+            console.print(f"  {name:12} {_gain(before, judged, plan.margin)}")
             before = judged
-        console.print(f"  altogether   {plan.start.summary.step_s / plan.best[0].summary.step_s:.2f} x")
+        console.print(f"  altogether   {_gain(plan.start, plan.best[0], plan.margin)}")
+
+
+def _gain(before: Judged, after: Judged, margin: float) -> str:
+    first, then = before.summary.step_s, after.summary.step_s
+    noise = "  (not more than noise)" if max(first, then) <= min(first, then) * (1 + margin) else ""
+    return f"{first:8.1f} -> {then:8.1f} s  {first / then:.2f} x{noise}"
 
 
 def _numbers(judged: Judged) -> tuple[str, ...]:

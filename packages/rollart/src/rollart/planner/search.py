@@ -1,5 +1,6 @@
 """The search: every candidate is ranked by the closed form, the best are simulated, the better half of them longer.
 Then the splits beside the best are, as long as one of them is better: to the closed form near splits are much alike.
+Better is what is so by more than noise; else what was given stays, or what the closed form prefers.
 
 Invariant: the configuration that is proposed was simulated, and so was the one that it is compared with
 (tests/rollart/test_rollart_planner_search.py).
@@ -8,11 +9,9 @@ Invariant: the configuration that is proposed was simulated, and so was the one 
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -21,12 +20,10 @@ from msgspec.structs import replace
 from rollart.errors import ConfigError
 from rollart.planner.candidate import Candidate, Part, steps_between
 from rollart.planner.estimate import demand_of, engine_seconds, estimate
-from rollart.runtime.folder import RunFolder
+from rollart.planner.judge import Judged, Judges, margin
 from rollart.simulate.build import speed_of
 from rollart.simulate.catalog import Catalog
 from rollart.simulate.config import FleetConfig, Simulation, make_simulation
-from rollart.simulate.run import Simulated, simulate
-from rollart.simulate.summary import Summary, summarize
 
 _NODE = 8
 _PARALLEL = (1, 2, 4, 8)
@@ -37,18 +34,9 @@ _CONTEXTS = 2
 """Whole contexts that an engine must have room for."""
 
 
-class Judged(Struct, frozen=True):
-    """A candidate, what the closed form said of it, and what its simulation came to."""
-
-    candidate: Candidate
-    estimated_s: float
-    summary: Summary
-    simulated: Simulated
-
-
 class Plan(Struct, frozen=True):
     """`best` first; `start` is the configuration as it was, where it fits the devices; `steps` lead from one to the
-    other.
+    other. Step times of which one is longer by less than the part `margin` are as good as the same.
     """
 
     best: list[Judged]
@@ -56,10 +44,11 @@ class Plan(Struct, frozen=True):
     steps: list[tuple[str, Judged]]
     considered: int
     simulated: int
+    margin: float
 
 
 class Search:
-    """Plans for one configuration. `tell` hears what is being tried."""
+    """Plans for one configuration. `tell` hears of each simulation."""
 
     def __init__(
         self,
@@ -68,6 +57,7 @@ class Search:
         width: int = 10,
         rounds: Sequence[int] = (5, 8),
         alphas: Sequence[float] | None = None,
+        processes: int = 1,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`width` candidates are simulated in the first of `rounds`, which are numbers of iterations: the first fill
@@ -76,66 +66,81 @@ class Search:
         self._tree = tree
         self._width = width
         self._rounds = rounds
-        self._tell = tell
         self._given = make_simulation(tree)
         alpha = self._given.config.buffer.alpha
         self._alphas = tuple(alphas) if alphas else tuple(dict.fromkeys((alpha, alpha + 1)))
-        self._runs: dict[tuple[Candidate, int], Judged] = {}
+        self._judges = Judges(tree, processes, tell)
+        self._start: Candidate | None = None
+        self._order: dict[Candidate, int] = {}
 
     def plan(self, fleets: Sequence[Mapping[str, int]], keep: int = 3) -> Plan:
         """The best of all ways to use one of `fleets` (devices by class). Raises ConfigError when none works."""
-        ranked = sorted(self._ranked(fleets), key=lambda item: item[0])
+        ranked = [candidate for _, candidate in sorted(self._ranked(fleets), key=lambda item: item[0])]
         if not ranked:
             raise ConfigError(
                 "gpus", list(map(dict, fleets)), "no split of these devices holds the model on both sides"
             )
-        start = given_candidate(self._given) if dict(self._given.gpus) in [dict(f) for f in fleets] else None
-        field = _spread([candidate for _, candidate in ranked], self._width)
-        if start is not None and start not in field:
-            field.append(start)
+        given = given_candidate(self._given)
+        self._start = given if dict(self._given.gpus) in [dict(fleet) for fleet in fleets] else None
+        first = [given] if self._start is not None else []
+        self._order = {candidate: place for place, candidate in enumerate(dict.fromkeys(first + ranked))}
+        field = _spread(ranked, self._width)
         for number, iterations in enumerate(self._rounds):
-            judged = sorted((self._judge(one, iterations) for one in field), key=lambda one: one.summary.step_s)
-            field = [one.candidate for one in judged[: max(keep, len(judged) // 2)]]
-            last = number == len(self._rounds) - 1
-        assert last, "at least one round"
-        judged = self._climb(judged, [candidate for _, candidate in ranked], self._rounds[-1])
-        best = judged[:keep]
-        first = self._judge(start, self._rounds[-1]) if start is not None else None
-        steps = []
-        if start is not None:
-            between = steps_between(start, best[0].candidate)
-            steps = [(name, self._judge(one, self._rounds[-1])) for name, one in between]
-        return Plan(best, first, steps, len(ranked), len({one for one, _ in self._runs}))
+            self._judges.coming = self._coming(number, len(field), keep)
+            self._judges.all(list(dict.fromkeys(field + first)), iterations)
+            field = [one.candidate for one in self._best() if one.candidate in field][: max(keep, len(field) // 2)]
+        self._climb(ranked)
+        self._judges.coming = 0
+        if self._start is not None:
+            between = [one for _, one in steps_between(self._start, self._best()[0].candidate)]
+            self._judges.all(between, self._rounds[-1])
+        plan = self.so_far(keep)
+        assert plan is not None, "at least one round"
+        return plan
 
-    def _climb(self, judged: list[Judged], field: Sequence[Candidate], iterations: int) -> list[Judged]:
-        """With the splits beside the best one, and so on until none of them is better; best first."""
-        found = {one.candidate: one for one in judged}
-        best = judged[0]
-        while True:
-            for candidate in beside(best.candidate, field):
-                found[candidate] = self._judge(candidate, iterations)
-            order = sorted(found.values(), key=lambda one: one.summary.step_s)
-            if order[0] is best:
-                return order
-            best = order[0]
+    def so_far(self, keep: int = 3) -> Plan | None:
+        """What is known, of a search that was interrupted too; None when nothing is."""
+        best = self._best()
+        if not best:
+            return None
+        known = {one.candidate: one for one in best}
+        start = known.get(self._start) if self._start is not None else None
+        steps = steps_between(start.candidate, best[0].candidate) if start is not None else []
+        told = [(name, known[one]) for name, one in steps if one in known]
+        simulated = len({one for one, _ in self._judges.known})
+        return Plan(best[:keep], start, told, len(self._order), simulated, margin(best))
 
-    def _judge(self, candidate: Candidate, iterations: int) -> Judged:
-        key = (candidate, iterations)
-        if key not in self._runs:
-            tree = candidate.tree(self._tree)
-            tree["run"] = {**tree.get("run", {}), "iterations": iterations}
-            simulation = make_simulation(tree)
-            with tempfile.TemporaryDirectory() as place:
-                folder = RunFolder(Path(place) / "run")
-                folder.create(simulation.config)
-                try:
-                    simulated = simulate(simulation, folder)
-                finally:
-                    folder.close()
-            summary = summarize(simulation, simulated)
-            self._tell(f"{summary.step_s:8.1f} s a step  {candidate.words}")
-            self._runs[key] = Judged(candidate, estimate(simulation).step, summary, simulated)
-        return self._runs[key]
+    def _best(self) -> list[Judged]:
+        """Those that were judged longest, best first. Among those that noise may have brought to the front, what was
+        given is, and then what the closed form prefers.
+        """
+        for iterations in reversed(self._rounds):
+            judged = [one for (_, ran), one in self._judges.known.items() if ran == iterations]
+            if judged:
+                judged.sort(key=lambda one: (one.summary.step_s, self._place(one)))
+                near = judged[0].summary.step_s * (1 + margin(judged))
+                same = [one for one in judged if one.summary.step_s <= near]
+                return sorted(same, key=self._place) + judged[len(same) :]
+        return []
+
+    def _place(self, judged: Judged) -> int:
+        return self._order.get(judged.candidate, len(self._order))
+
+    def _climb(self, field: Sequence[Candidate]) -> None:
+        """Judge the splits beside the best one, and so on until none of them is better by more than noise."""
+        around = None
+        while (best := self._best()[0].candidate) != around:
+            around = best
+            self._judges.coming = self._rounds[-1]
+            self._judges.all(beside(best, field), self._rounds[-1])
+
+    def _coming(self, number: int, width: int, keep: int) -> int:
+        """Iterations after this round: of later ones, of a climb of one step, and of three changes at the end."""
+        coming = 0
+        for iterations in self._rounds[number + 1 :]:
+            width = max(keep, width // 2)
+            coming += iterations * width
+        return coming + 5 * self._rounds[-1]
 
     def _ranked(self, fleets: Sequence[Mapping[str, int]]) -> Iterator[tuple[float, Candidate]]:
         for gpus in fleets:

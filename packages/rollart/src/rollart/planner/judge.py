@@ -1,0 +1,171 @@
+"""Simulates candidates, several at a time where there are cores, and tells a difference from noise.
+
+All candidates play the same seed, so largely the same episodes. What is left of the scatter of their iterations says
+how much two means must differ. Invariants (tests/rollart/test_rollart_planner_judge.py): what comes out does not
+depend on how many simulations run at a time; when judging ends, however it ends, no process is left.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import sqrt
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from traceback import format_exc
+from typing import Any
+
+from msgspec import Struct
+
+from rollart.planner.candidate import Candidate
+from rollart.planner.estimate import estimate
+from rollart.runtime.folder import RunFolder
+from rollart.simulate.config import make_simulation
+from rollart.simulate.errors import Broken
+from rollart.simulate.run import Simulated, simulate
+from rollart.simulate.summary import Summary, summarize
+
+_SURE = 2.0
+"""Standard errors that a difference must exceed."""
+
+
+class Judged(Struct, frozen=True):
+    """A candidate, what the closed form said of it, and what its simulation came to."""
+
+    candidate: Candidate
+    estimated_s: float
+    summary: Summary
+    simulated: Simulated
+
+
+def judge(tree: Mapping[str, Any], candidate: Candidate, iterations: int) -> Judged:
+    """Simulate a candidate for so many iterations."""
+    changed = candidate.tree(tree)
+    changed["run"] = {**changed.get("run", {}), "iterations": iterations}
+    simulation = make_simulation(changed)
+    with tempfile.TemporaryDirectory() as place:
+        folder = RunFolder(Path(place) / "run")
+        folder.create(simulation.config)
+        try:
+            simulated = simulate(simulation, folder)
+        finally:
+            folder.close()
+    return Judged(candidate, estimate(simulation).step, summarize(simulation, simulated), simulated)
+
+
+class Judges:
+    """Judges candidates of one configuration, each once. `tell` hears of each, with the time so far and what is left.
+
+    More than one of `processes` are children: give each what one simulation takes (half a GiB for 3,000 devices).
+    """
+
+    def __init__(self, tree: Mapping[str, Any], processes: int, tell: Callable[[str], None]) -> None:
+        self.coming = 0
+        """Iterations that are expected to be simulated after those that are asked for now."""
+        self.known: dict[tuple[Candidate, int], Judged] = {}
+        self._tree = tree
+        self._processes = processes
+        self._tell = tell
+        self._began = time.monotonic()
+        self._spent = 0.0
+        self._iterations = 0
+
+    def all(self, candidates: Sequence[Candidate], iterations: int) -> list[Judged]:
+        """In the order of `candidates`. Raises Broken when a simulation fails."""
+        todo = [one for one in dict.fromkeys(candidates) if (one, iterations) not in self.known]
+        several = self._processes > 1 and len(todo) > 1
+        judging = self._apart(todo, iterations) if several else (judge(self._tree, one, iterations) for one in todo)
+        left, start = len(todo), time.monotonic()
+        for judged in judging:
+            self.known[judged.candidate, iterations] = judged
+            left -= 1
+            self._iterations += iterations
+            spent = self._spent + time.monotonic() - start
+            pace = spent / self._iterations
+            self._say(judged, pace * (left * iterations + self.coming))
+        self._spent += time.monotonic() - start
+        return [self.known[one, iterations] for one in candidates]
+
+    def _say(self, judged: Judged, left: float) -> None:
+        times = f"{_clock(time.monotonic() - self._began)}, about {_clock(left)} left"
+        self._tell(f"{times:26} {judged.summary.step_s:8.1f} s a step  {judged.candidate.words}")
+
+    def _apart(self, todo: Sequence[Candidate], iterations: int) -> Iterator[Judged]:
+        """As they end, each in a process of its own."""
+        waiting = list(reversed(todo))
+        running: dict[Connection, BaseProcess] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._processes:
+                    ear, process = _start(self._tree, waiting.pop(), iterations)
+                    running[ear] = process
+                ready = wait(list(running))
+                for ear in [one for one in running if one in ready]:
+                    yield _heard(ear, running.pop(ear))
+        finally:
+            for process in running.values():
+                process.terminate()
+                process.join()
+
+
+def _start(tree: Mapping[str, Any], candidate: Candidate, iterations: int) -> tuple[Connection, BaseProcess]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    ear, mouth = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(mouth, tree, candidate, iterations), daemon=True)
+    process.start()
+    mouth.close()
+    return ear, process
+
+
+def _work(mouth: Connection, tree: Mapping[str, Any], candidate: Candidate, iterations: int) -> None:
+    """In the child: what the parent should know of an error is its text."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told too, and ends this
+    try:
+        answer: Judged | str = judge(tree, candidate, iterations)
+    except Exception:
+        answer = format_exc()
+    mouth.send(answer)
+
+
+def _heard(ear: Connection, process: BaseProcess) -> Judged:
+    """What a child said before it ended."""
+    try:
+        answer = ear.recv()
+    except EOFError:
+        answer = None
+    ear.close()
+    process.join()
+    if answer is None:
+        raise Broken(
+            f"a simulation ended with exit code {process.exitcode}; with fewer processes each has more memory"
+        )
+    if isinstance(answer, str):
+        raise Broken(f"a simulation failed:\n{answer}")
+    assert isinstance(answer, Judged)
+    return answer
+
+
+def scatter(judged: Sequence[Judged]) -> float:
+    """The standard deviation of an iteration's seconds, over their mean: what is left when each candidate's mean is
+    taken off, and, as all play the same episodes, what an iteration has in common over candidates.
+    """
+    rows = [[step / one.summary.step_s for step in one.summary.steps] for one in judged]
+    shared = [sum(column) / len(column) for column in zip(*rows, strict=True)]
+    free = (len(rows) - 1) * (len(shared) - 1)
+    if free < 1:
+        return 0.0
+    return sqrt(sum((step - mean) ** 2 for row in rows for step, mean in zip(row, shared, strict=True)) / free)
+
+
+def margin(judged: Sequence[Judged]) -> float:
+    """The part by which one mean must be below another to be more than noise. All have run equally long."""
+    return _SURE * scatter(judged) * sqrt(2 / judged[0].summary.counted)
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

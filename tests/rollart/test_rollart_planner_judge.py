@@ -1,0 +1,102 @@
+"""How many simulations run at a time changes nothing, nothing is left behind, and noise is no difference."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from random import Random
+from re import fullmatch
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollart.planner.candidate import Candidate, Part
+from rollart.planner.judge import Judged, Judges, margin, scatter
+from rollart.simulate.errors import Broken
+from rollart.simulate.run import Simulated
+from rollart.simulate.summary import Summary
+
+TREE: dict[str, Any] = {
+    "run": {"name": "judged", "iterations": 3},
+    "tasks": {"Math": {"kind": "env", "env": "sim:math", "max_tokens": 2048, "max_turns": 3}},
+    "generation": {"max_model_len": 16384},
+    "buffer": {"batch_groups": 4, "group_size": 4, "alpha": 1.0, "drop_uniform": False},
+    "eval": {"every": 100, "episodes": 2},
+    "checkpoint": {"every": 100},
+    "simulate": {
+        "model": "qwen3-8b",
+        "generation": [{"hardware": "H800", "gpus": 8}],
+        "training": {"hardware": "H800", "gpus": 16},
+        "tasks": {"Math": "gem-math"},
+    },
+}
+FIELD = [
+    Candidate((Part("H800", 24 - gpus),), Part("H800", gpus), alpha=alpha) for gpus in (8, 16) for alpha in (1, 2)
+]
+IMPOSSIBLE = Candidate((Part("H800", 12, 8),), Part("H800", 8))
+
+
+def judged(steps: Sequence[float]) -> Judged:
+    names = ("tokens_per_s", "cost", "staleness", "stale", "push_s", "pull_s", "exposed_s")
+    nothing = dict.fromkeys(names, 0.0)
+    mean, counted = sum(steps) / len(steps), len(steps)
+    summary = Summary(first=3, counted=counted, step_s=mean, steps=list(steps), parts={}, **nothing)
+    simulated = Simulated(
+        rows=[], elapsed_s=1.0, generation_used={}, training_used=0.0, rewards_used=None, turns=0, preemptions=0
+    )
+    return Judged(FIELD[0], 0.0, summary, simulated)
+
+
+def test_in_their_order_and_the_same_however_many_run_at_a_time() -> None:
+    found = [Judges(TREE, processes, lambda text: None).all(FIELD, 3) for processes in (1, 3)]
+    assert [one.candidate for one in found[0]] == FIELD
+    assert msgspec.json.encode(found[0]) == msgspec.json.encode(found[1])
+
+
+def test_each_is_simulated_once_and_told_with_the_time_that_is_left() -> None:
+    told: list[str] = []
+    judges = Judges(TREE, 1, told.append)
+    judges.all([*FIELD, FIELD[0]], 3)
+    judges.all(FIELD[::-1], 3)
+    assert len(told) == len(FIELD)
+    assert all(candidate.words in text for candidate, text in zip(FIELD, told, strict=True))
+    assert all(fullmatch(r"\d+:\d\d, about \d+:\d\d left .*", text) for text in told)
+
+
+def test_an_interruption_leaves_no_process() -> None:
+    def interrupt(text: str) -> None:
+        raise KeyboardInterrupt
+
+    judges = Judges(TREE, 2, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        judges.all(FIELD, 3)
+    assert len(judges.known) == 1
+    assert not multiprocessing.active_children()
+
+
+def test_a_child_tells_why_it_failed() -> None:
+    with pytest.raises(Broken, match="is not a multiple of tensor_parallel"):
+        Judges(TREE, 2, lambda text: None).all([IMPOSSIBLE, *FIELD], 3)
+    assert not multiprocessing.active_children()
+
+
+def test_what_all_have_in_common_is_no_noise() -> None:
+    slow = [100.0, 150.0, 90.0, 120.0]
+    assert scatter([judged(slow), judged([1.1 * step for step in slow])]) == pytest.approx(0.0, abs=1e-9)
+    assert margin([judged(slow)]) == 0.0  # nothing to compare
+
+
+def test_a_margin_is_seldom_passed_by_chance_and_narrows_with_length() -> None:
+    random = Random(1)
+
+    def field(counted: int) -> list[Judged]:
+        return [judged([random.gauss(100, 5) for _ in range(counted)]) for _ in range(8)]
+
+    def passed(field: list[Judged]) -> bool:
+        first, second = (one.summary.step_s for one in field[:2])
+        return max(first, second) > min(first, second) * (1 + margin(field))
+
+    assert sum(passed(field(4)) for _ in range(400)) / 400 == pytest.approx(0.05, abs=0.03)
+    assert margin(field(4)) == pytest.approx(2 * 0.05 * (2 / 4) ** 0.5, rel=0.4)
+    assert margin(field(64)) == pytest.approx(margin(field(4)) / 4, rel=0.4)
