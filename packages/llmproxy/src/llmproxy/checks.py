@@ -12,7 +12,11 @@ import msgspec
 from .errors import InvalidRequest
 from .values import GenerateRequest, Sampling
 
-_IDS = list[Annotated[int, msgspec.Meta(ge=0)]]
+
+class _Ids(msgspec.Struct, array_like=True):
+    """A struct, as msgspec looks its type up in half the time that a generic one's takes."""
+
+    ids: list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
 def check_request(request: GenerateRequest, context_limit: int) -> None:
@@ -38,7 +42,7 @@ def check_request(request: GenerateRequest, context_limit: int) -> None:
 def check_ids(field: str, ids: list[int]) -> None:
     """Token ids are non-negative plain ints: no floats, bools or numpy scalars."""
     try:
-        msgspec.convert(ids, _IDS)  # in one pass; what follows names what is wrong
+        msgspec.convert((ids,), _Ids)  # in one pass; what follows names what is wrong
         return
     except msgspec.ValidationError:
         kinds = set(map(type, ids)) - {int}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from uuid import uuid4
+from secrets import token_hex
 
 from msgspec.structs import replace
 
@@ -53,7 +53,7 @@ class Flights:
     async def run(self, request: GenerateRequest) -> GenerateResult:
         """Admit a request and carry it to its end."""
         if not request.request_id:
-            request = replace(request, request_id=uuid4().hex)
+            request = replace(request, request_id=token_hex(16))
         task = asyncio.current_task()
         assert task is not None
         entry = self.ledger.admit(request, _now(), task)
