@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import BinaryIO
 
@@ -145,10 +146,16 @@ class Trace:
         """Spans of a resource, each on the first of its tracks that is free; a new track when none is."""
         pid = self._pid(resource)
         lanes = self._lanes.setdefault(pid, [])
+        busy = [(free, lane) for lane, free in enumerate(lanes)]
+        heapify(busy)
+        idle: list[int] = []
         for span in sorted(self._pending[resource], key=lambda span: span.start):
             start, end = self._micro(span.start), self._micro(max(span.end, span.start))
-            lane = next((i for i, free in enumerate(lanes) if free <= start), len(lanes))
+            while busy and busy[0][0] <= start:
+                heappush(idle, heappop(busy)[1])
+            lane = heappop(idle) if idle else len(lanes)
             lanes[lane : lane + 1] = [end]
+            heappush(busy, (end, lane))
             yield Event(span.name, "X", pid, lane + 1, start, end - start, args=dict(span.args))
 
     def _tell(self, told: Told) -> Iterator[Event]:

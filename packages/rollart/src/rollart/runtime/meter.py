@@ -24,7 +24,7 @@ class Meter:
     def generated(self, result: GenerateResult, start: float, end: float) -> None:
         """A generation ended on `result.worker`; start and end are on the loop's clock."""
         self._tokens += len(result.token_ids)
-        versions = "-".join(str(span.version) for span in result.spans)
+        versions = "-".join([str(span.version) for span in result.spans])
         self._trace.span(result.worker, f"generate v{versions}", start, end, tokens=len(result.token_ids))
 
     def environment(self, kind: str, id: str, start: float, end: float) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -132,9 +133,9 @@ def _rows(trajectory: TrajectoryLike, index: int, allowed: int) -> list[_Row]:
 
 
 def _padded(rows: Sequence[Sequence[Any]], dtype: Any, fill: Any) -> NDArray[Any]:
-    array = np.full((len(rows), max(map(len, rows))), fill, dtype=dtype)
-    for target, row in zip(array, rows, strict=True):
-        target[: len(row)] = row
+    lengths = np.array([len(row) for row in rows])
+    array = np.full((len(rows), lengths.max()), fill, dtype=dtype)
+    array[np.arange(lengths.max()) < lengths[:, None]] = np.fromiter(chain.from_iterable(rows), dtype, lengths.sum())
     return array
 
 
