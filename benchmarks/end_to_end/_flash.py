@@ -180,17 +180,33 @@ def alike(quick: bool) -> Iterator[Row]:
 
 def short_answers(quick: bool) -> Iterator[Row]:
     """Prompt replication, asynchronous over synchronous and filtering where no answer has more than 6,144 tokens;
-    replication on eight engines and on 32, where some have no group.
+    replication on eight engines, on 32, where some have no group, and there with prompts that differ twice as much.
     """
     if quick:
         return
-    for engines in (8, 32):
+    differing = msgspec.to_builtins(builtin().profile("rlvr-base")) | {"instance": 1.0}
+    cases: dict[str, tuple[int, dict[str, Any]]] = {
+        "8 engines": (8, {}),
+        "32 engines": (32, {}),
+        "32 engines, differing prompts": (32, {"simulate__tasks": {"RLVR": differing}}),
+    }
+    for name, (engines, tasks) in cases.items():
         for groups, size, published in ((32, 16, 116 / 89), (64, 16, 149 / 81), (16, 32, 162 / 83), (16, 64, 1.84)):
-            base = setup(
-                "8B", "sync_plus", [fleet("H800", engines)], h800(8), SHORT, groups=groups, size=size, iterations=4
+            base = changed(
+                setup(
+                    "8B",
+                    "sync_plus",
+                    [fleet("H800", engines)],
+                    h800(8),
+                    SHORT,
+                    groups=groups,
+                    size=size,
+                    iterations=4,
+                ),
+                **tasks,
             )
             runs = [measure(changed(base, simulate__placement=how)).rollout_s for how in ("group", "trajectory")]
-            words = f"prompt replication on {engines} engines, {groups} x {size}"
+            words = f"prompt replication on {name}, {groups} x {size}"
             yield beside(words, "x", runs[0] / runs[1], published, f"{runs[0]:.0f} s, {runs[1]:.0f} s")
     by_rounds, queued = _filtering(SHORT, 10)
     words = f"{by_rounds:.0f} s, {queued:.0f} s"
