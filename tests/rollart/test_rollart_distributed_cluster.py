@@ -1,7 +1,9 @@
 """A cluster on a real local Ray: modes, errors, order, cancellation, deaths and restarts."""
 
 import asyncio
+import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -210,6 +212,19 @@ async def test_the_first_failure_cancels_the_other_parts(pair: Cluster) -> None:
     async with asyncio.timeout(30):
         while (await pair.waits())[0] != (before[0][0] + 1, before[0][1] + 1):
             pass
+
+
+async def test_a_failure_that_nobody_waits_for_is_one_line(
+    pair: Cluster, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pair.fail()
+    async with asyncio.timeout(30):
+        while not caplog.messages:
+            await pair.who()
+            gc.collect()
+    (told,) = caplog.messages
+    assert re.fullmatch(r"actor-0 raised in fail, and nobody waited for it: .*Computed: code 7 at here", told)
+    assert capfd.readouterr().err == ""
 
 
 async def test_death_brings_the_last_log_lines(session: RaySession, tmp_path: Path) -> None:

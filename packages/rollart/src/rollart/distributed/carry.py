@@ -11,24 +11,27 @@ from typing import Any
 
 
 class Carried(Exception):
-    """Raised in place of an exception by a worker's process: a line about it, its traceback, itself if possible."""
+    """Raised in place of an exception by a worker's process: a line about it, its traceback, itself if possible, and
+    the worker's name.
+    """
 
-    def __init__(self, line: str, trace: str, pickled: bytes) -> None:
-        super().__init__(line, trace, pickled)
+    def __init__(self, line: str, trace: str, pickled: bytes, who: str) -> None:
+        super().__init__(line, trace, pickled, who)
         self.line = line
         self.trace = trace
         self.pickled = pickled
+        self.who = who
 
     def original(self) -> Exception | None:
         """The exception, or None when it could not be carried."""
         return restored(self.pickled) if self.pickled else None
 
 
-def carried(error: BaseException) -> Carried:
+def carried(error: BaseException, who: str = "") -> Carried:
     """Those that are no Exception are told, and not raised elsewhere: there they would say something else."""
     line = "".join(traceback.format_exception_only(error)).strip()
     itself = packed(error) if isinstance(error, Exception) else b""
-    return Carried(line, "".join(traceback.format_exception(error)), itself)
+    return Carried(line, "".join(traceback.format_exception(error)), itself, who)
 
 
 def packed(error: Exception) -> bytes:

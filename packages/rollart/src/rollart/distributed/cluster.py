@@ -26,6 +26,7 @@ from rollart.distributed.errors import NoTarget, NotRunning, WorkerDied
 from rollart.distributed.failover import Failover, FailoverStats
 from rollart.distributed.member import ActorOptions, Member
 from rollart.distributed.placement import Resources, Seat, default_requests, fallbacks, seats
+from rollart.distributed.unheard import tell_in_a_line
 from rollart.distributed.worker import Worker, WorkerInfo
 
 
@@ -114,6 +115,7 @@ class Cluster:
             raise NotRunning(f"the cluster {self.role} has been started already")
         if not ray.is_initialized():
             raise NotRunning(f"the cluster {self.role} needs Ray; start a RaySession first")
+        tell_in_a_line()
         self._died = asyncio.get_running_loop().create_future()
         self._starting = True
         try:

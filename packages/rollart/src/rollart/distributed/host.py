@@ -29,6 +29,7 @@ from rollart.distributed.worker import Layout, Worker, WorkerInfo
 
 # The concurrency group of a plain worker's watch.
 WATCHING = "watching"
+OWN = "call_"
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -98,7 +99,7 @@ class Host:
             result = await asyncio.get_running_loop().run_in_executor(self._thread, _in_this_process, function)
             return await result if inspect.isawaitable(result) else result
         except BaseException as error:
-            raise _told(error) from None
+            raise _told(error, self._worker.info) from None
 
 
 class PlainHost:
@@ -136,7 +137,7 @@ class PlainHost:
             result = _in_this_process(function)
             return self._awaited(result) if inspect.isawaitable(result) else result
         except BaseException as error:
-            raise _told(error) from None
+            raise _told(error, self._worker.info) from None
 
     def _awaited(self, result: Awaitable[Any]) -> Any:
         if self._loop is None:
@@ -184,7 +185,7 @@ def watch(worker_cls: type[Worker], handle: Any) -> Any:
 
 def own(name: str) -> str:
     """What the actor calls a method, so that none of its own has the name."""
-    return f"call_{name}"
+    return OWN + name
 
 
 def _serving(name: str, threaded: bool) -> Callable[..., Any]:
@@ -198,7 +199,7 @@ def _serving(name: str, threaded: bool) -> Callable[..., Any]:
                 result = getattr(self._worker, name)(*args, **kwargs)
                 return await result if inspect.isawaitable(result) else result
             except BaseException as error:
-                raise _told(error) from None
+                raise _told(error, self._worker.info) from None
             finally:
                 _only_in(own)
 
@@ -212,7 +213,7 @@ def _serving_plain(name: str) -> Callable[..., Any]:
             result = getattr(self._worker, name)(*args, **kwargs)
             return self._awaited(result) if inspect.isawaitable(result) else result
         except BaseException as error:
-            raise _told(error) from None
+            raise _told(error, self._worker.info) from None
         finally:
             _only_in(own)
 
@@ -233,7 +234,7 @@ def _only_in(process: int) -> None:
         os._exit(0)
 
 
-def _told(error: BaseException) -> BaseException:
+def _told(error: BaseException, who: WorkerInfo) -> BaseException:
     """What is raised in place of an error: the cancellation of the call itself and the end of the process pass, all
     else travels as an error of the method, a cancellation from within it too.
     """
@@ -241,7 +242,7 @@ def _told(error: BaseException) -> BaseException:
         return error
     if isinstance(error, asyncio.CancelledError) and _is_cancelled():
         return error
-    return carried(error)
+    return carried(error, who.name)
 
 
 def _is_cancelled() -> bool:
