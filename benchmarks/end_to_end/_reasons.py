@@ -59,21 +59,26 @@ def _equally_long(name: str) -> dict[str, Any]:
     }
 
 
-def slow_broadcast(quick: bool) -> Iterator[Row]:
-    """A broadcast that gathers and converts weights as slowly as the push into the store does."""
+def from_areal(quick: bool) -> Iterator[Row]:
+    """What separates RollArt from AReaL, one after the other; then a broadcast that gathers and converts weights as
+    slowly as the push into the store does.
+    """
     if quick:
         return
-    slow = {"simulate__calibration": {"broadcast_gibs": builtin().calibration.push_gibs}}
-    ours, areal = measure(_mode("rollart")), measure(changed(_mode("areal"), **slow))
-    naive = measure(
-        changed(_mode("rollart"), simulate__transport="broadcast", simulate__generation=_H800_ONLY, **slow)
+    alike = changed(
+        _mode("rollart"), simulate__generation=[fleet("H800", 96)], generation__affinity={"default": "H800"}
     )
-    alike = measure(changed(_mode("rollart"), simulate__generation=_H800_ONLY))
-    yield _gain("8B slow broadcast, rollart over areal", ours, areal, ROLLART_OVER_AREAL)
-    yield _gain("8B slow broadcast, asynchronous transfer over it", alike, naive, (1.10, 1.16), "96 H800")
-
-
-_H800_ONLY = [fleet("H800", 96)]
+    slow = {"simulate__calibration": {"broadcast_gibs": builtin().calibration.push_gibs}}
+    broadcast = {"simulate__transport": "broadcast"}
+    areal, evicts, stores, ours = map(measure, (_mode("areal"), changed(alike, **broadcast), alike, _mode("rollart")))
+    yield _gain("8B eviction alone", evicts, areal, None)
+    yield _gain("8B the store alone", stores, evicts, (1.10, 1.16))
+    yield _gain("8B a third of the devices H20, with the map, alone", ours, stores, None)
+    late = measure(changed(alike, **broadcast, **slow))
+    yield _gain("8B slow broadcast, the store alone", stores, late, (1.10, 1.16))
+    yield _gain(
+        "8B slow broadcast, rollart over areal", ours, measure(changed(_mode("areal"), **slow)), ROLLART_OVER_AREAL
+    )
 
 
 def prefill_again(quick: bool) -> Iterator[Row]:
@@ -174,7 +179,7 @@ def pushes(quick: bool) -> Iterator[Row]:
 
 REASONS: dict[str, Experiment] = {
     "tail": tail,
-    "slow_broadcast": slow_broadcast,
+    "from_areal": from_areal,
     "prefill_again": prefill_again,
     "full_engines": full_engines,
     "pushes": pushes,
