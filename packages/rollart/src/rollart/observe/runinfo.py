@@ -37,6 +37,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
     started: datetime | None = None
     ended: datetime | None = None
     wall_s: float | None = None  # time spent running, without the gaps between an interruption and its resume
+    cores: int | None = None  # that all its processes share
     peak_memory_bytes: int | None = None  # of all processes of the run together
     reason: str = ""  # why it failed or was interrupted
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
@@ -107,5 +108,6 @@ def _begun(config: Config, folder: RunFolder, *, resume: bool) -> RunInfo:
         parity_limit=config.weights.parity_limit,
         started=earlier.started if earlier else datetime.now(UTC),
         wall_s=earlier.wall_s if earlier else None,
+        cores=len(os.sched_getaffinity(0)),
         peak_memory_bytes=earlier.peak_memory_bytes if earlier else None,
     )

@@ -127,6 +127,7 @@ def _info(simulation: Simulation) -> RunInfo:
         alpha=config.buffer.alpha,
         parity_limit=config.weights.parity_limit,
         started=datetime.now(UTC),
+        cores=simulation.world.host.cores if simulation.world.host else None,
     )
 
 

@@ -1,0 +1,155 @@
+"""What a real run's rows and trace say: how many turns and how long, what its environments did, what each part took.
+
+Rows count from the second on: the first iteration starts engines' graphs and fills queues.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from rollart.config import Config
+from rollart.config.check import observation_tokens
+from rollart.config.tasks import FrozenLakeConfig
+from rollart.errors import RunMissing
+from rollart.observe.metrics import Row, read_metrics
+from rollart.observe.trace import ITERATIONS, TRAJECTORIES, Event, read_trace
+
+_SKIPPED = 1
+_ENOUGH = 3
+_ENDS = [f"ledger/{column}" for column in ("delivered", "surplus", "stale", "filtered", "failed", "cancelled")]
+_PAUSES = ("suspend", "update", "resume", "probe", "eval")
+
+Span = tuple[str, float, float, dict[str, Any]]
+"""Name, start and end in seconds, arguments."""
+
+
+class Observed:
+    """A run of one task. Raises RunMissing when it is too short to say anything."""
+
+    def __init__(self, run: Path, config: Config) -> None:
+        rows = read_metrics(run)
+        self.rows = rows[_SKIPPED:]
+        if len(self.rows) < _ENOUGH:
+            raise RunMissing(f"{run} has {len(self.rows)} iterations after the first; a fit needs {_ENOUGH}")
+        self._before = rows[_SKIPPED - 1]
+        self._config = config
+        self._spans = _spans(run)
+
+    def mean(self, *keys: str) -> float:
+        """Of the sum of these columns, and never 0."""
+        return max(1e-6, fmean(sum(number(row, key) for key in keys) for row in self.rows))
+
+    def points(self, x: str, y: str) -> list[tuple[float, float]]:
+        """Two columns of each row."""
+        return [(number(row, x), number(row, y)) for row in self.rows]
+
+    @cached_property
+    def response(self) -> float:
+        """Tokens that a turn generates."""
+        return fmean(float(args.get("tokens", 1)) for engine in self._of("gen") for _, _, _, args in engine)
+
+    @cached_property
+    def turns(self) -> float:
+        """Turns of an iteration, whatever became of their trajectories."""
+        return fmean(number(row, "tokens_per_s") * wall(row) for row in self.rows) / self.response
+
+    @cached_property
+    def length(self) -> float:
+        """Turns of a trajectory."""
+        return self.turns * len(self.rows) / max(1.0, sum(self._grown(column) for column in _ENDS))
+
+    @cached_property
+    def latencies(self) -> list[tuple[float, float]]:
+        """For each turn how many ran on its engine when it began, and its seconds; without those that an update or
+        an evaluation fell into, which waited.
+        """
+        first = self._spans[ITERATIONS][_SKIPPED - 1][2]
+        pauses = sorted(
+            (start, end)
+            for resource in ("controller", "commit")
+            for name, start, end, _ in self._spans.get(resource, [])
+            if name in _PAUSES
+        )
+        begins = [start for start, _ in pauses]
+        found: list[tuple[float, float]] = []
+        for engine in self._of("gen"):
+            starts, ends = sorted(span[1] for span in engine), sorted(span[2] for span in engine)
+            for _, start, end, _ in engine:
+                before = bisect_right(begins, end) - 1
+                if start >= first and end > start and (before < 0 or pauses[before][1] <= start):
+                    found.append((bisect_right(starts, start) - bisect_left(ends, start), end - start))
+        return found
+
+    def profile(self) -> dict[str, Any]:
+        """The task as a profile of data/tasks.yaml."""
+        (task,) = self._config.tasks.values()
+        lengths = [length for lane in self._of(TRAJECTORIES) for length in _lengths(lane)]
+        delivered = self._grown("ledger/delivered") + 1e-9
+        filtered = self._grown("ledger/filtered")
+        varied = pstdev(lengths) / fmean(lengths)
+        shown = observation_tokens(task) if isinstance(task, FrozenLakeConfig) else 64
+        return {
+            "turns": {"mean": self.length, "std": varied * self.length, "low": 1, "high": task.max_turns},
+            "prompt": {"mean": shown},
+            "observation": {"mean": shown},
+            "response": {"mean": self.response},
+            "latest_only": isinstance(task, FrozenLakeConfig) or task.latest_only,
+            "reset_s": self._spread("env", "reset"),
+            "step_s": self._spread("env", "step"),
+            "reward_s": self._spread("reward", "reward"),
+            "success": fmean(number(row, "success/mean") for row in self.rows),
+            "uniform": filtered / (filtered + delivered),
+        }
+
+    def _of(self, kind: str) -> list[list[Span]]:
+        """The spans of each resource of a kind."""
+        return [spans for name, spans in self._spans.items() if name.split("-", 1)[0] == kind]
+
+    def _spread(self, resource: str, name: str) -> dict[str, float]:
+        took = [end - start for what, start, end, _ in self._spans.get(resource, []) if what == name]
+        return {"mean": fmean(took), "std": pstdev(took)} if took else {"mean": 0.0}
+
+    def _grown(self, column: str) -> float:
+        return number(self.rows[-1], column) - number(self._before, column)
+
+
+def number(row: Row, key: str) -> float:
+    """A column, 0 where it was not measured."""
+    return float(row.get(key) or 0)
+
+
+def wall(row: Row) -> float:
+    """Seconds of an iteration."""
+    return sum(number(row, key) for key in row if key.startswith("time/"))
+
+
+def _spans(run: Path) -> dict[str, list[Span]]:
+    """By resource; each lane of trajectories is one."""
+    events = read_trace(run / "trace.json")
+    names = {event.pid: str(event.args["name"]) for event in events if event.name == "process_name"}
+    found: dict[str, list[Span]] = defaultdict(list)
+    for event in events:
+        if event.ph == "X":
+            name = names[event.pid]
+            found[f"{name}-{event.tid}" if name == TRAJECTORIES else name].append(_span(event))
+    return dict(found)
+
+
+def _lengths(lane: Sequence[Span]) -> list[int]:
+    """The turns of the trajectories that were told one after the other in a lane."""
+    begins = [start for what, start, _, _ in lane if what == "trajectory"]
+    turns = sorted(start for what, start, _, _ in lane if what == "generate")
+    ends = [*begins[1:], inf]
+    return [bisect_left(turns, end) - bisect_left(turns, begin) for begin, end in zip(begins, ends, strict=True)]
+
+
+def _span(event: Event) -> Span:
+    start = (event.ts or 0) / 1e6
+    return event.name.split()[0], start, start + (event.dur or 0) / 1e6, dict(event.args)
