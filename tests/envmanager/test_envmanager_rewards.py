@@ -164,5 +164,5 @@ async def test_a_cancelled_trajectory_ends_its_call():
 
 
 def test_bad_configuration():
-    with pytest.raises(ValueError, match="timeout=0"):
+    with pytest.raises(ValueError, match="timeout is 0"):
         URLReward("http://x", timeout=0)

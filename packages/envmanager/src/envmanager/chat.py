@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from envmanager.checks import check_url
 from envmanager.errors import PolicyError, RewardError, RolloutError
 from envmanager.posting import Caller, Posts
 from envmanager.values import Action, Episode, Trajectory
@@ -45,6 +46,7 @@ class Chat:
         **options: Any,
     ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        check_url(url)
         self.posts = Posts(f"{url.rstrip('/')}/chat/completions", failure, headers=headers, **options)
         self._failure = failure
         self._request = {"model": model} | sampling

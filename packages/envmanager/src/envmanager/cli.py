@@ -10,6 +10,7 @@ import sys
 from envmanager.backends import SubprocessBackend
 from envmanager.chat import ChatPolicy
 from envmanager.check import check
+from envmanager.checks import check_extra
 from envmanager.errors import EnvManagerError
 from envmanager.manager import EnvManager
 from envmanager.naming import SCHEMES, named
@@ -83,6 +84,7 @@ async def _play(args: argparse.Namespace) -> int:
 
 
 async def _serve(args: argparse.Namespace) -> int:
+    check_extra("aiohttp", "http", "serve-env")
     from aiohttp import web
 
     from envmanager.backends.server import EnvServer
@@ -99,7 +101,10 @@ async def _serve(args: argparse.Namespace) -> int:
         runner = web.AppRunner(server.app())
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, args.host, args.port).start()
+        try:
+            await web.TCPSite(runner, args.host, args.port).start()
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"--host {args.host} --port {args.port} cannot be listened on: {error}") from error
         print(f"serving {args.env} on http://{args.host}:{runner.addresses[0][1]}", flush=True)
         await ended.wait()
     return 0
@@ -117,9 +122,15 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return asyncio.run(COMMANDS[args.command](args))
-    except (EnvManagerError, ValueError) as error:
+    except (EnvManagerError, ValueError, BrokenPipeError) as error:
+        if isinstance(error.__cause__ or error, BrokenPipeError):
+            # Whoever read the output has seen enough; the interpreter's own flush is not to fail, too.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
         print(f"envmanager: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -82,6 +82,8 @@ async def collect(
     Losers are cancelled, down to the policy and the environment. `fair` admits in start order instead, see
     `groups`. Raises Starved, with what there is in `.results`, when too many groups were given up.
     """
+    if isinstance(keys, str) or not isinstance(keys, Iterable):
+        raise ValueError(f"keys is {keys!r:.100}; give a list of keys")
     started = asyncio.get_running_loop().time()
     groups = LocalGroups(
         list(keys),

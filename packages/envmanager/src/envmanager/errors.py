@@ -121,6 +121,10 @@ class UnknownEnv(EnvManagerError, ValueError):
     """Raised when an environment's name has an unknown scheme, a missing extra or no such factory."""
 
 
+class MissingExtra(EnvManagerError, ImportError):
+    """Raised when something is asked for that needs a library which is not installed; names the extra."""
+
+
 class Starved(EnvManagerError):
     """Raised when so many groups were given up that the wanted number cannot be reached. `results` holds
     what there is.

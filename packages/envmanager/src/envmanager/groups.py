@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
+from envmanager.checks import check_count
 from envmanager.errors import Closed, Kind, RolloutError
 from envmanager.protocols import CancelCallback
 from envmanager.values import Trajectory
@@ -41,8 +42,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if getattr(self, name) < 0:
-                raise ValueError(f"Budgets.{name} is {getattr(self, name)}; use 0 to give up at the first failure")
+            check_count(f"Budgets.{name}", getattr(self, name), 0)
 
 
 class LocalTicket:
@@ -142,9 +142,12 @@ class LocalGroups:
         fair: bool = False,
         budgets: Budgets | None = None,
     ) -> None:
-        if group_size < 1 or spare_members < 0:
-            raise ValueError(f"group_size is {group_size} and spare_members is {spare_members}; use at least 1 and 0")
-        if not 0 <= spare_groups < len(keys):
+        check_count("group_size", group_size, 1)
+        check_count("spare_members", spare_members, 0)
+        check_count("spare_groups", spare_groups, 0)
+        if budgets is not None and not isinstance(budgets, Budgets):
+            raise ValueError(f"budgets is {budgets!r:.100}; give Budgets")
+        if not spare_groups < len(keys):
             raise ValueError(f"spare_groups is {spare_groups} of {len(keys)} keys; give more keys than spare groups")
         self.groups = [LocalGroup(key) for key in keys]
         self.wanted = len(keys) - spare_groups

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from envmanager.backoff import backoff
+from envmanager.checks import check_count, check_extra, check_seconds
 from envmanager.errors import RolloutError
 from envmanager.stats import Histogram
 
@@ -61,9 +62,10 @@ class Posts:
         headers: Mapping[str, str] | None = None,
         first_wait: float = 1.0,
     ) -> None:
-        if timeout <= 0 or retries < 0 or concurrency < 1:
-            given = f"timeout={timeout}, retries={retries}, concurrency={concurrency}"
-            raise ValueError(f"{given}: use a positive timeout, at least 0 retries and a concurrency of at least 1")
+        check_seconds("timeout", timeout)
+        check_count("retries", retries, 0)
+        check_count("concurrency", concurrency, 1)
+        check_extra("aiohttp", "http", f"calling {url}")
         self.url = url
         self.stats = PostStats()
         self._failure = failure

@@ -12,6 +12,7 @@ Invariants:
 import asyncio
 import contextlib
 import copy
+import inspect
 import itertools
 import logging
 import random
@@ -23,8 +24,9 @@ import msgspec
 
 from envmanager.backoff import backoff
 from envmanager.barrier import Barrier
+from envmanager.checks import check_callable, check_count
 from envmanager.circuit import Circuit
-from envmanager.contract import check_score
+from envmanager.contract import check_score, shown
 from envmanager.deadline import within
 from envmanager.errors import BackendDown, Closed, InfrastructureError, RewardError, RolloutError
 from envmanager.faults import foreign, told
@@ -121,9 +123,15 @@ class RolloutScheduler:
         stall_after: float = 900.0,
         barrier: Barrier | None = None,
     ) -> None:
-        if concurrency < 1 or scoring < 1:
-            raise ValueError(f"concurrency is {concurrency} and scoring is {scoring}; both must be at least 1")
-        every = limits or Limits()
+        check_count("concurrency", concurrency, 1)
+        check_count("scoring", scoring, 1)
+        check_callable("make_env", make_env, "a function of a key that makes its environment (see naming.named)")
+        check_callable("policy.act", getattr(policy, "act", None), "a policy with `async act(episode)`")
+        if reward is not None:
+            check_callable("reward", reward, "an async function of a trajectory")
+        if observer is not None:
+            check_callable("observer", observer, "a function of kind, id, start and end")
+        every = Limits() if limits is None else limits
         self._limits = every if callable(every) else lambda key: every
         self._groups = groups
         self._barrier = barrier
@@ -232,6 +240,8 @@ class RolloutScheduler:
 
     def _start(self, ticket: Ticket, tasks: asyncio.TaskGroup) -> None:
         circuit, limits = self._circuit_of(ticket.key), self._limits(ticket.key)
+        if not isinstance(limits, Limits):
+            raise ValueError(f"limits of key {ticket.key!r} are {limits!r:.100}; give Limits, or a function to them")
         run = _Run(ticket, self._idle.pop() if self._idle else self._new_manager(), limits, circuit)
         self._stats.started += 1
         self._stats.running += 1
@@ -320,7 +330,10 @@ class RolloutScheduler:
 
     async def _rewarded(self, trajectory: Trajectory, reward: RewardClient) -> float:
         try:
-            value = await reward(trajectory)
+            scoring = reward(trajectory)
+            if not inspect.isawaitable(scoring):
+                raise RewardError(f"the reward client is not async; wrap it: rewards.LocalReward({shown(reward)})")
+            value = await scoring
         except RolloutError:
             raise
         except BaseException as error:

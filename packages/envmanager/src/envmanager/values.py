@@ -4,10 +4,11 @@ Invariant: a trajectory survives msgpack and JSON unchanged (test_envmanager_val
 Times are those of the running loop's clock.
 """
 
-import math
 from typing import Any, Literal
 
 import msgspec
+
+from envmanager.checks import check_count, check_seconds
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -129,11 +130,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     reset_retries: int = 2
 
     def __post_init__(self) -> None:
-        if self.max_turns < 1:
-            raise ValueError(f"Limits.max_turns is {self.max_turns}; an episode needs at least 1 turn")
-        if self.reset_retries < 0:
-            raise ValueError(f"Limits.reset_retries is {self.reset_retries}; use 0 for none")
+        check_count("Limits.max_turns", self.max_turns, 1)
+        check_count("Limits.reset_retries", self.reset_retries, 0)
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if name.endswith("_timeout") and value is not None and not 0 < value < math.inf:
-                raise ValueError(f"Limits.{name} is {value}; use positive seconds, or None for no bound")
+            if name == "close_timeout":
+                check_seconds(f"Limits.{name}", value)
+            elif name.endswith("_timeout") and value is not None:
+                check_seconds(f"Limits.{name}", value, "positive seconds, or None for no bound")

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from envmanager.backends.wire import Ask, Call, Told, opened
+from envmanager.checks import check_url
 from envmanager.errors import InfrastructureError
 from envmanager.posting import Caller, Posts
 
@@ -38,6 +39,7 @@ class HTTPBackend(Caller):
         headers: Mapping[str, str] | None = None,
         first_wait: float = 0.5,
     ) -> None:
+        check_url(url)
         authorization = {"Authorization": f"Bearer {token}"} if token else {}
         posts = Posts(
             url.rstrip("/"),

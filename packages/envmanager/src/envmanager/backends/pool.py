@@ -17,6 +17,7 @@ import msgspec
 from envmanager.backends.forks import Forks
 from envmanager.backends.process import Process
 from envmanager.backends.sandbox import bubblewrap
+from envmanager.checks import check_count
 from envmanager.errors import InfrastructureError
 
 
@@ -45,8 +46,10 @@ class ProcessPool:
     ) -> None:
         if sys.platform != "linux":
             raise InfrastructureError(f"processes of environments need Linux; on {sys.platform} run them in process")
-        if memory_bytes is not None and memory_bytes < 64 << 20:
-            raise ValueError(f"memory_bytes is {memory_bytes}; Python itself needs 64 MiB")
+        if memory_bytes is not None:
+            check_count("memory_bytes", memory_bytes, 64 << 20)  # Python itself needs them
+        if not isinstance(target, str):
+            raise ValueError(f"target is {target!r:.100}; name it: module:factory, or gymnasium:ID")
         if sandbox:
             bubblewrap()
         self.stats = PoolStats()

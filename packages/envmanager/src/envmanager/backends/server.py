@@ -12,12 +12,14 @@ Invariants:
 import asyncio
 import logging
 from collections import OrderedDict
+from hmac import compare_digest
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from envmanager.backends.wire import Ask, Told
+from envmanager.checks import check_count, check_seconds
 from envmanager.contract import plain
 from envmanager.deadline import within
 from envmanager.errors import RolloutError
@@ -48,8 +50,8 @@ class EnvServer:
     """Serves at most `capacity` environments. With a `token`, only to callers that have it."""
 
     def __init__(self, make_env: MakeEnv, *, capacity: int = 256, idle_s: float = 3600.0, token: str = "") -> None:
-        if capacity < 1 or idle_s <= 0:
-            raise ValueError(f"capacity is {capacity} and idle_s is {idle_s}; use at least 1, and positive seconds")
+        check_count("capacity", capacity, 1)
+        check_seconds("idle_s", idle_s)
         self._make_env = make_env
         self._capacity = capacity
         self._idle_s = idle_s
@@ -76,7 +78,8 @@ class EnvServer:
         return web.json_response({"alive": self.alive, "capacity": self._capacity, "stuck": self._threads.stuck})
 
     async def _handle(self, request: web.Request) -> web.Response:
-        if self._token and request.headers.get("Authorization") != f"Bearer {self._token}":
+        given = request.headers.get("Authorization", "").encode(errors="replace")
+        if self._token and not compare_digest(given, f"Bearer {self._token}".encode()):
             return web.Response(status=401, text="the token is missing or wrong")
         try:
             ask = self._decoder.decode(await request.read())

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from envmanager.checks import check_url
 from envmanager.errors import RewardError
 from envmanager.posting import Caller, Posts
 from envmanager.values import Trajectory
@@ -28,6 +29,7 @@ class URLReward(Caller):
     def __init__(
         self, url: str, *, encode: Callable[[Trajectory], bytes] = msgspec.json.encode, **options: Any
     ) -> None:
+        check_url(url)
         super().__init__(Posts(url, RewardError, **options))
         self._encode = encode
 
