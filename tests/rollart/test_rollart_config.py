@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from rollart.config import Config, dump_config, load_config, parse_config
 from rollart.config.check import check_gpus, check_resumable
+from rollart.config.template import template
 from rollart.errors import ConfigError
 from rollart.models import make_tiny_qwen3
+from rollart.plan import plan
 
 
 @pytest.mark.parametrize(
@@ -150,6 +152,22 @@ def test_the_resolved_form_loads_as_the_same_configuration(lr: float, alpha: flo
         }
     )
     assert parse_config(yaml.safe_load(dump_config(config))) == config
+
+
+def test_the_learning_rate_falls_over_the_runs_iterations_unless_it_is_told_otherwise() -> None:
+    short, told = load_config(overrides=["run.iterations=20"]), ["run.iterations=20", "train.total=30"]
+    assert short.trainer.learning_rate(20) == pytest.approx(short.train.final_lr * short.train.lr)
+    assert short.trainer.learning_rate(10) == pytest.approx(0.55 * short.train.lr)
+    assert load_config(overrides=told).trainer.total == 30
+    assert "0.001, down to 0.0001 after 20 train steps" in plan(short)
+
+
+def test_a_continuation_with_more_iterations_has_their_schedule(tmp_path) -> None:
+    """As the folder of a run keeps its configuration, and `rollart init` writes one."""
+    for text in (dump_config(load_config(overrides=["run.iterations=20"])), template(Config())):
+        (tmp_path / "config.yaml").write_text(text)
+        longer = load_config(tmp_path / "config.yaml", ["run.iterations=40", "run.seed=3"])
+        assert (longer.trainer.total, longer.trainer.seed) == (40, 3)
 
 
 def test_a_continuation_cannot_change_what_the_checkpoint_depends_on() -> None:

@@ -212,6 +212,8 @@ def test_learning_rate_warms_up_and_decays():
     assert rates[:2] == pytest.approx([0.25, 0.5 * 0.91])
     assert rates[5] == pytest.approx(0.55)
     assert rates[10:] == pytest.approx([0.1] * 10)
+    alone = TrainerConfig(lr=1.0, warmup=4)
+    assert [alone.learning_rate(step) for step in (3, 1000)] == [1.0, 1.0]
 
 
 SHARDED = msgspec.structs.replace(

@@ -100,6 +100,8 @@ def _batch(config: Config) -> Iterator[tuple[str, str]]:
     yield "batch", f"{buffer.batch_groups} groups of {buffer.group_size} = {trajectories} trajectories"
     yield "arrays", f"up to {_rows(config)} rows of {_width(config)} tokens"
     yield "updates", f"{config.train.minibatches} a train step, loss {config.train.objective.loss}"
+    rate = config.trainer
+    yield "rate", f"{rate.lr:g}, down to {rate.final_lr * rate.lr:g} after {rate.total} train steps"
     yield "bound", f"alpha {buffer.alpha:g}: staleness at most {ceil(buffer.alpha)}, at most {alive} groups alive"
     if buffer.spare_groups or buffer.spare_members:
         yield "redundancy", f"{buffer.spare_groups} spare groups, {buffer.spare_members} spare members each"

@@ -41,7 +41,6 @@ def parse_config(tree: Mapping[str, Any]) -> Config:
     config: Config = _converted(tree, Config, "")
     if tasks is not None:
         config = msgspec.structs.replace(config, tasks=_tasks(tasks))
-    config = _derive(config, tree)
     check(config)
     return config
 
@@ -88,14 +87,6 @@ def _with_kind(key: str, task: Any) -> Any:
     except ValueError as error:
         raise ConfigError(f"{key}.kind", kind, str(error)) from None
     return {"kind": kind, **task}
-
-
-def _derive(config: Config, tree: Mapping[str, Any]) -> Config:
-    """The trainer's schedule and shuffling follow the run's, unless they are given."""
-    given = tree.get("train") or {}
-    derived = {"total": config.run.iterations, "seed": config.run.seed}
-    train = msgspec.structs.replace(config.train, **{k: v for k, v in derived.items() if k not in given})
-    return msgspec.structs.replace(config, train=train)
 
 
 def _read(path: Path) -> dict[str, Any]:

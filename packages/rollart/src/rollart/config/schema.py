@@ -40,7 +40,7 @@ class RunConfig(Section, frozen=True):
     mode: Mode = "rollart"
     """`rollart` is the pipeline of six steps; `areal`, `one_off`, `sync_plus`, `sync` are for comparison."""
     iterations: Count = 80
-    """Batches, and so train steps. The learning rate comes down over `train.total`, whatever stands here."""
+    """Batches, and so train steps. The learning rate comes down over them, unless `train.total` says otherwise."""
     stop_at_success: Share | None = None
     """End early when an evaluation's success rate reaches this value; None trains all iterations."""
     wandb: str = ""
@@ -178,3 +178,9 @@ class Config(Section, frozen=True):
     `hardware`. Each engine, each trainer process, the environments and the rewards take one."""
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        """`train`, with the run's iterations and seed where it has none of its own."""
+        seed = self.run.seed if self.train.seed is None else self.train.seed
+        return msgspec.structs.replace(self.train, total=self.train.total or self.run.iterations, seed=seed)

@@ -127,7 +127,7 @@ def _clusters(
         backend=config.train.backend,
         options=learning,
         model=str(setting.model),
-        trainer=config.train,
+        trainer=config.trainer,
         stores=stores,
         bucket_bytes=int(weights.bucket_mb * MIB),
         keep=weights.keep_versions,

@@ -43,8 +43,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The highest learning rate, after the warm-up."""
     warmup: Annotated[int, Meta(ge=0, lt=2**31)] = 5
     """Train steps of linear warm-up."""
-    total: Count = 80
-    """Train steps after which the learning rate has come down to `final_lr` times `lr`."""
+    total: Count | None = None
+    """Train steps after which the learning rate has come down to `final_lr` times `lr`; None is `run.iterations`,
+    those of the continuation where a run goes on with more. A trainer without a run keeps its rate then."""
     final_lr: Share = 0.1
     """A share of `lr`; it stays there afterwards."""
     beta1: Momentum = 0.9
@@ -68,8 +69,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Keep each layer's input alone, and compute the layer again for its gradient."""
     temperature: Positive = 1.0
     """Of the trainer's probabilities. Tasks are sampled at 1, so leave it there unless yours differ."""
-    seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
-    """Of the shuffle into minibatches; `run.seed` is that of everything else."""
+    seed: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    """Of the shuffle into minibatches; None is `run.seed`, which is that of everything else."""
 
     @property
     def processes(self) -> int:
@@ -79,5 +80,5 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, then linear decay to `final_lr`, of train step `step` (from 0)."""
         warm = min(1.0, (step + 1) / max(1, self.warmup))
-        done = min(1.0, step / max(1, self.total))
+        done = min(1.0, step / self.total) if self.total else 0.0
         return self.lr * warm * (1 - (1 - self.final_lr) * done)

@@ -42,7 +42,7 @@ class MegatronTrainer(Trainer):
 
         self._parallel = parallel_state
         parallel_state.initialize_model_parallel(config.tensor_parallel, config.pipeline_parallel)
-        tensor_parallel.model_parallel_cuda_manual_seed(config.seed + 1)
+        tensor_parallel.model_parallel_cuda_manual_seed((config.seed or 0) + 1)
         self.module, self._place = build(self.folder, config, self.device)
         self._reference: Any = None
         if config.objective.needs_reference:

@@ -23,7 +23,7 @@ def minibatches(batch: TrainBatch, config: TrainerConfig, step: int) -> Iterator
     if config.minibatch_of == "groups":
         owner = batch.group[owner]
     owners = np.unique(owner)
-    random = np.random.default_rng((config.seed, step))
+    random = np.random.default_rng((config.seed or 0, step))
     for _ in range(config.ppo_epochs):
         random.shuffle(owners)
         for part in np.array_split(owners, min(config.minibatches, len(owners))):
