@@ -22,6 +22,7 @@ from rollart.observe.runinfo import RunInfo, Status, read_run, write_run
 from rollart.report import write_report
 from rollart.runtime.beside import beside, unless
 from rollart.runtime.folder import RunFolder
+from rollart.runtime.garbage import rarely_searched
 from rollart.runtime.interrupt import interruptible
 from rollart.runtime.launch import launch
 from rollart.runtime.memory import MemoryWatch
@@ -93,7 +94,8 @@ async def _train(
         parts = await unless(stop, starting)
         if parts is None:
             return False
-        return await Run(config, folder, setting, parts, dashboard, state).go(stop)
+        with rarely_searched():
+            return await Run(config, folder, setting, parts, dashboard, state).go(stop)
 
 
 def _begun(config: Config, folder: RunFolder, *, resume: bool) -> RunInfo:
