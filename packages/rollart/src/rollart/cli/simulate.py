@@ -48,6 +48,7 @@ def _calibrated(arguments: argparse.Namespace, console: Console) -> Simulation:
     """The world of a real run, written beside it, and the run's own configuration with overrides in that world."""
     words = [str(arguments.config)] if arguments.config is not None else []
     path = arguments.calibrate / "calibrated.yaml"
+    console.print(f"fitting a world to {arguments.calibrate}: up to half a minute", soft_wrap=True)
     path.write_text(yaml.safe_dump(calibrate(arguments.calibrate), sort_keys=False), encoding="utf-8")
     console.print(f"fitted: {path}", soft_wrap=True)
     name = f"{arguments.calibrate.resolve().name}-simulated"
