@@ -38,6 +38,8 @@ class Cache:
 
     def trim(self, room: float) -> None:
         """Sequences leave so much."""
+        if self.tokens <= room and self.tokens <= self._limit:
+            return
         over = ceil(self.tokens - max(0.0, min(self._limit, room)))
         while over > 0:
             key, tokens = next(iter(self._kept.items()))

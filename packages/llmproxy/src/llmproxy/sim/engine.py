@@ -63,6 +63,7 @@ class Engine:
         self._queued = 0
         self._cache = Cache(cache_tokens)
         self._pace: Pace | None = None
+        self._decoding: dict[int, Pace] = {}  # paces of so many sequences while nothing is prefilled
         self._plan: tuple[float, Event] | None = None  # when and what happens next, while nothing intervenes
 
     # What happens to jobs.
@@ -149,7 +150,9 @@ class Engine:
                 self._plan = (self.at + wait, event)
             else:
                 wait, event = max(0.0, self._plan[0] - self.at), self._plan[1]
-            left = max(0.0, now - self.at)
+            left = now - self.at
+            if left < 0.0:
+                left = 0.0
             if wait > left + SOON:
                 self._move(left)
                 self.at = now
@@ -161,6 +164,7 @@ class Engine:
 
     def repace(self) -> None:
         """From now on steps take what the speed says now."""
+        self._decoding.clear()
         self._pace = self._plan = None
 
     @property
@@ -169,19 +173,14 @@ class Engine:
         return self._based + len(self._members) * self._progress
 
     @property
-    def allowed(self) -> float:
-        """Tokens that the budgets of decoding sequences still allow to be made."""
-        return self._due - len(self._members) * self._progress
-
-    @property
     def pinned(self) -> int:
         """Tokens kept for other workers."""
         return self._pinned
 
     @property
-    def queued(self) -> int:
-        """Tokens of contexts that are not here yet, neither computed nor brought."""
-        return self._queued
+    def backlog(self) -> int:
+        """Tokens of contexts that are not here yet, neither computed nor brought, and those that may be made."""
+        return int(self._queued + (self._due - len(self._members) * self._progress))
 
     def settle(self, job: Job) -> None:
         """Count the whole tokens that a decoding job made under this version."""
@@ -195,8 +194,10 @@ class Engine:
     def _next(self) -> tuple[float, Event]:
         wait, event = inf, ""
         if not self._paused:
-            self._admit()
-            self._fetch()
+            if self._queue and not self._prompts:
+                self._admit()
+            if self._offered:
+                self._fetch()
             steps, event = self._next_steps()
             wait = self._seconds(steps)
         if self._arriving and (until := max(0.0, self._arriving[0][0] - self.at)) <= wait:
@@ -223,7 +224,12 @@ class Engine:
 
     def _current_pace(self) -> Pace:
         if self._pace is None:
-            self._pace = self._speed.pace(len(self._members), self._total if self._prompts else 0.0, self._depth)
+            members = len(self._members)
+            if self._prompts:
+                self._pace = self._speed.pace(members, self._total, self._depth)
+            else:
+                self._pace = self._decoding.get(members) or self._speed.pace(members, 0.0, self._depth)
+                self._decoding[members] = self._pace
         return self._pace
 
     def _seconds(self, steps: float) -> float:
@@ -266,9 +272,7 @@ class Engine:
     # Into and out of the batch.
 
     def _admit(self) -> None:
-        """Choose what to prefill next, once the prompts before are done."""
-        if self._prompts or not self._queue:
-            return
+        """Choose what to prefill next, now that the prompts before are done."""
         self._trim()
         total, reserved = 0.0, 0
         room = self._room()

@@ -12,11 +12,14 @@ from llmproxy.values import GenerateRequest, Span
 
 
 class Job:
-    """While it decodes, `joined` is where its engine's step counter stood when it last counted."""
+    """`before` tokens came with its request. While it decodes, `joined` is where the step counter stood when it was
+    last counted.
+    """
 
     __slots__ = (
         "answer",
         "base",
+        "before",
         "cached",
         "due",
         "joined",
@@ -36,6 +39,8 @@ class Job:
         self.length = length
         self.answer = answer
         self.only_prefill = only_prefill
+        resume = request.resume
+        self.before = len(request.prompt_ids) + (len(resume.token_ids) if resume else 0)
         self.need = 0.0
         self.cached: int | None = None  # of its context, when it was first looked for
         self.known = 0  # the same, when last
@@ -50,8 +55,7 @@ class Job:
     @property
     def held(self) -> int:
         """Tokens whose keys and values it needs."""
-        before = self.request.resume
-        return len(self.request.prompt_ids) + (len(before.token_ids) if before else 0) + self.made
+        return self.before + self.made
 
     def found(self, known: int) -> None:
         """So much of its context need not be computed now."""

@@ -108,7 +108,7 @@ class SimWorker:
         handoff.params["source"].taken(handoff.params["key"])
 
     def backlog(self) -> int:
-        return int(self._engine.queued + self._engine.allowed)
+        return self._engine.backlog
 
     async def abort(self, request_id: str) -> None:
         await self._answering()
