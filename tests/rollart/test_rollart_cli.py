@@ -110,6 +110,21 @@ def test_a_resume_of_a_finished_run_says_how_to_go_on(tmp_path: Path, capsys: py
         assert "no checkpoint" in capsys.readouterr().err
 
 
+def test_a_report_says_which_run_or_file_may_be_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").touch()
+    assert main(["report", str(tmp_path)]) == 2
+    assert f"did you mean {tmp_path / 'mine'}?" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "mine"), "--out", str(tmp_path)]) == 2
+    assert "is a folder; name a file in it" in capsys.readouterr().err
+
+
+def test_only_what_is_required_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train"])
+    assert capsys.readouterr().err.endswith("required: config\n")
+
+
 def test_a_report_of_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert "holds no run" in capsys.readouterr().err

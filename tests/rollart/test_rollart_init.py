@@ -82,3 +82,27 @@ def test_a_file_that_exists_is_left_alone(tmp_path: Path) -> None:
     path.write_text("mine")
     assert main(["init", str(path)]) == 2
     assert path.read_text() == "mine"
+
+
+def test_a_server_of_environments_becomes_the_task(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    assert main(["init", str(path), "--env", "http://127.0.0.1:9/x"]) == 0
+    (task,) = load_config(path).tasks.values()
+    assert isinstance(task, EnvConfig)
+    assert task.env == "http://127.0.0.1:9/x"
+
+
+@pytest.mark.parametrize("place", ["/proc/nowhere.yaml", "file/my.yaml"])
+def test_a_file_that_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert main(["init", place]) == 2
+    assert f"config = '{place}': cannot be written" in capsys.readouterr().err
+
+
+def test_the_hint_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "my own.yaml"
+    assert main(["init", str(path)]) == 0
+    assert f"rollart train '{path}' --dry-run" in capsys.readouterr().out

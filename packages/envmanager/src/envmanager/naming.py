@@ -52,7 +52,7 @@ def named(name: str) -> MakeEnv:
             raise UnknownEnv(f"{name!r} needs {needed}: {error}") from error
         try:
             made: MakeEnv = adapter(rest, **options)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise UnknownEnv(f"{name!r}: {error}") from error
         return made
     factory = imported(where)
@@ -73,7 +73,9 @@ def imported(path: str) -> Any:
     try:
         found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except (ImportError, ValueError, AttributeError) as error:
-        raise UnknownEnv(f"{path!r} cannot be imported: {error}") from error
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        hint = f"; is it in {os.getcwd()}, or installed?" if missing else ""
+        raise UnknownEnv(f"{path!r} cannot be imported: {error}{hint}") from error
     if not callable(found):
         raise UnknownEnv(f"{path!r} is a {type(found).__name__}; name something that can be called")
     return found

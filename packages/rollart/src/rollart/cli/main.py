@@ -78,9 +78,10 @@ def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "train",
         help="train a model",
         description="Train with a configuration. Keys can be overridden: train.lr=5e-4 run.name=try2",
+        epilog="`rollart init my.yaml` writes a configuration with every key explained.",
     )
     train.add_argument("config", type=Path, help="a YAML file, e.g. examples/frozenlake.yaml")
-    train.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides such as run.seed=1")
+    train.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="overrides such as run.seed=1")
     train.add_argument("--dry-run", action="store_true", help="print the resolved plan and stop")
     existing = train.add_mutually_exclusive_group()
     existing.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
@@ -98,7 +99,9 @@ def _add_resume(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Continue a run with its own configuration. Some keys may change, such as run.iterations",
     )
     resume.add_argument("run", type=Path, help="the run's folder, e.g. runs/frozenlake")
-    resume.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides such as run.iterations=100")
+    resume.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="overrides such as run.iterations=100"
+    )
     resume.set_defaults(command=_resume)
 
 
@@ -109,7 +112,9 @@ def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         description="Serve a run's last checkpoint and play its tasks' held-out instances.",
     )
     evaluate.add_argument("run", type=Path, help="the run's folder, e.g. runs/frozenlake")
-    evaluate.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides such as eval.episodes=1000")
+    evaluate.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="overrides such as eval.episodes=1000"
+    )
     evaluate.set_defaults(command=_eval)
 
 
@@ -120,7 +125,9 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         description="Run the control plane as it is against simulated devices. Overrides: simulate.model=qwen3-14b",
     )
     simulate.add_argument("config", type=Path, nargs="?", help="a YAML file, e.g. examples/simulate_small.yaml")
-    simulate.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides such as buffer.alpha=2")
+    simulate.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="overrides such as buffer.alpha=2"
+    )
     simulate.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
     simulate.add_argument(
         "--calibrate", type=Path, metavar="RUN", help="fit the world to a real run, and simulate that"
@@ -132,7 +139,9 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         description="Search splits, affinity, alpha and redundancy; simulate the best and write a configuration.",
     )
     plan.add_argument("config", type=Path, help="a YAML file with a section `simulate`")
-    plan.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides such as simulate.model=qwen3-14b")
+    plan.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY=VALUE", help="overrides such as simulate.model=qwen3-14b"
+    )
     devices = plan.add_mutually_exclusive_group(required=True)
     devices.add_argument("--gpus", help="devices by class, e.g. h800=96,h20=32")
     devices.add_argument(
@@ -197,8 +206,13 @@ def _report(arguments: argparse.Namespace) -> int:
 
     for run in arguments.runs:
         if not (run / "config.yaml").is_file():
-            print(f"rollart: {run} holds no run (no config.yaml)", file=sys.stderr)
+            within = sorted(str(held.parent) for held in run.glob("*/config.yaml"))
+            hint = f"; did you mean {' '.join(within[:3])}?" if within else ""
+            print(f"rollart: {run} holds no run (no config.yaml){hint}", file=sys.stderr)
             return 2
+    if arguments.out is not None and arguments.out.is_dir():
+        print(f"rollart: --out {arguments.out} is a folder; name a file in it", file=sys.stderr)
+        return 2
     try:
         print(f"report: {write_report(arguments.runs, out=arguments.out)}")
     except OSError as error:

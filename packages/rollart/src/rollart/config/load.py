@@ -105,7 +105,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's floats: `5e-4` is a number, though PyYAML wants `5.0e-4`."""
+    """YAML 1.2's floats: `5e-4` is a number, though PyYAML wants `5.0e-4`. A key that is there twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"{key} is there twice, line {node.start_mark.line + 1} and after; keep one")
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -122,9 +129,9 @@ def _parse(key: str, value: str, text: str) -> Any:
 
 def _apply(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError("override", override, "write it as section.key=value")
     *sections, leaf = key.strip().split(".")
+    if not equals or not all((*sections, leaf)):
+        raise ConfigError("override", override, "write it as section.key=value")
     for section in sections:
         if tree.get(section) is None:
             tree[section] = {}
