@@ -19,7 +19,15 @@ from rollart.errors import ConfigError
 from rollart.planner.candidate import Candidate, Part, steps_between
 from rollart.planner.estimate import demand_of, estimate
 from rollart.planner.judge import Judged
-from rollart.planner.search import Search, affinities, beside, candidates, fleets_within, given_candidate
+from rollart.planner.search import (
+    Search,
+    _spread,
+    affinities,
+    beside,
+    candidates,
+    fleets_within,
+    given_candidate,
+)
 from rollart.simulate.catalog import builtin
 from rollart.simulate.config import load_simulation, make_simulation
 from rollart.simulate.run import Simulated
@@ -82,6 +90,14 @@ def test_splits_of_a_large_fleet_differ_by_a_share_of_it() -> None:
     ]
     assert shares[0] == list(range(8, 64, 8))
     assert 40 <= len(shares[1]) <= 48 and {b - a for a, b in zip(shares[1], shares[1][1:], strict=False)} == {64}
+
+
+def test_those_that_are_simulated_first_are_not_all_alike() -> None:
+    ranked = [Candidate((Part("H800", 3008 - gpus, 8),), Part("H800", gpus)) for gpus in range(840, 1480, 64)]
+    first = [one.training.gpus for one in _spread(ranked, 4)]
+    assert len(first) == 4 and first[0] == 840 and first[-1] >= 840 * 1.15**2.5
+    few = [Candidate((Part("H800", 64 - gpus, 8),), Part("H800", gpus)) for gpus in (24, 16, 32)]
+    assert _spread(few, 3) == few
 
 
 def test_beside_a_split_lie_the_next_smaller_and_larger() -> None:

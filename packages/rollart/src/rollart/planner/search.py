@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import ceil
+from math import ceil, log
 from typing import Any
 
 from msgspec import Struct
@@ -29,6 +29,8 @@ _NODE = 8
 _PARALLEL = (1, 2, 4, 8)
 _SPLITS = 48
 """Splits that are tried, at most: those of larger fleets differ by a share of the fleet, not by a node."""
+_ALIKE = 1.15
+"""Splits are alike where one trains on less than about so many times the devices of the other."""
 _WIDTHS = 3
 _CONTEXTS = 2
 """Whole contexts that an engine must have room for."""
@@ -199,11 +201,17 @@ def beside(candidate: Candidate, field: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _but_split(candidate: Candidate) -> tuple[object, ...]:
+    engines = tuple(replace(part, gpus=0) for part in candidate.generation)
+    training = replace(candidate.training, gpus=0)
+    return replace(candidate, generation=engines, training=training), _devices(candidate)
+
+
+def _devices(candidate: Candidate) -> frozenset[tuple[str, int]]:
+    """How many of each class it uses."""
     gpus = Counter({candidate.training.hardware: candidate.training.gpus})
     for part in candidate.generation:
         gpus[part.hardware] += part.gpus
-    engines = tuple(replace(part, gpus=0) for part in candidate.generation)
-    return replace(candidate, generation=engines, training=replace(candidate.training, gpus=0)), gpus
+    return frozenset(gpus.items())
 
 
 def prefill_apart(given: Simulation, fleet: Sequence[Part]) -> Iterator[tuple[Part, ...]]:
@@ -277,9 +285,13 @@ def _parts(given: Simulation, hardware: str, gpus: int) -> list[Part]:
 
 
 def _spread(ranked: Sequence[Candidate], width: int) -> list[Candidate]:
-    """The best of each split, then each one's second best, and so on: within a split the closed form tells little."""
-    rounds: dict[tuple[Part, ...], list[Candidate]] = {}
+    """The best of each split, then each one's second best, and so on: within a split the closed form tells little.
+    Splits are as good as the same where training has about as many devices.
+    """
+    rounds: dict[tuple[object, ...], list[Candidate]] = {}
     for candidate in ranked:
-        rounds.setdefault((candidate.training, *candidate.generation), []).append(candidate)
+        engines = tuple(replace(part, gpus=0) for part in candidate.generation)
+        about = candidate.training.hardware, round(log(candidate.training.gpus, _ALIKE))
+        rounds.setdefault((about, engines, _devices(candidate)), []).append(candidate)
     columns = itertools.zip_longest(*rounds.values())
     return [candidate for column in columns for candidate in column if candidate is not None][:width]
