@@ -32,13 +32,15 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 ITERATIONS = 6
 ALPHA = 2
+# A turn takes long enough that some are under way at every update, however fast the driver is.
+TOKENS = 48
 
 
 def configured(folder: Path) -> Config:
     return load_config(
         overrides=[
             f"run={{name: pipeline, folder: {folder}, iterations: {ITERATIONS}}}",
-            "tasks={FrozenLake: {actions_per_turn: 24, max_turns: 6}}",
+            f"tasks={{FrozenLake: {{actions_per_turn: {TOKENS}, max_turns: 6}}}}",
             f"buffer={{batch_groups: 4, group_size: 4, alpha: {ALPHA}, drop_uniform: false, spare_members: 1}}",
             "rollout={concurrency: 40}",
             "eval={every: 100, episodes: 16}",
@@ -146,7 +148,7 @@ def check_spans(batches: list[Batch]) -> None:
     for _, turn in turns(batches):
         edges = [(span.start, span.end) for span in turn.spans]
         assert edges[0][0] == 0
-        assert edges[-1][1] == len(turn.token_ids) == len(turn.logprobs) == 24
+        assert edges[-1][1] == len(turn.token_ids) == len(turn.logprobs) == TOKENS
         assert all(left[1] == right[0] for left, right in itertools.pairwise(edges))
         versions = [span.version for span in turn.spans]
         assert versions == sorted(set(versions))
