@@ -15,6 +15,7 @@ from samplebuffer.errors import (
     StampOutOfRange,
     Starved,
     TicketError,
+    Unsavable,
     Unsendable,
     VersionWentBack,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Stats",
     "Ticket",
     "TicketError",
+    "Unsavable",
     "Unsendable",
     "VersionWentBack",
     "prometheus_text",

@@ -22,7 +22,7 @@ from samplebuffer import state
 from samplebuffer.book import staleness, staleness_of
 from samplebuffer.core import Core
 from samplebuffer.errors import Closed
-from samplebuffer.limits import check_patience, check_version, make_limits
+from samplebuffer.limits import check_patience, check_timeout, check_version, make_limits
 from samplebuffer.patience import Patience
 from samplebuffer.stats import Groups, OffPolicy, Stats, Waits
 from samplebuffer.tasks import Tasks
@@ -153,6 +153,7 @@ class SampleBuffer:
 
     async def wait_for_batch(self, timeout: float | None, take: Callable[[], Batch | None]) -> Batch:
         """What `take` gives, asked again whenever there is news. For faces that take batches their own way."""
+        check_timeout(timeout)
         clock = asyncio.get_running_loop().time
         deadline = inf if timeout is None else clock() + timeout
         self._count_wait(+1)

@@ -56,7 +56,7 @@ from samplebuffer.errors import (
     VersionWentBack,
 )
 from samplebuffer.group import OpenGroup
-from samplebuffer.limits import Limits
+from samplebuffer.limits import Limits, check_callable
 from samplebuffer.shelf import Shelf
 from samplebuffer.tasks import Task, Tasks
 from samplebuffer.ticket import Ticket, as_number, as_text
@@ -83,6 +83,8 @@ class Core:
         version: int = 0,
         book: Book | None = None,
     ) -> None:
+        check_callable("keep", keep)
+        check_callable("length", length)
         self.tasks = tasks
         self.limits = limits
         self.version = version

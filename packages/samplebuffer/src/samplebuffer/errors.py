@@ -13,7 +13,7 @@ class SampleBufferError(Exception):
 
 
 class InvalidConfig(SampleBufferError, ValueError):
-    """Raised when a constructor argument has a value that can not work."""
+    """Raised when an argument has a value that can not work; names it."""
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         super().__init__(field, value, remedy)
@@ -27,6 +27,10 @@ class InvalidConfig(SampleBufferError, ValueError):
 
 class InvalidState(SampleBufferError, ValueError):
     """Raised when `restore` is given what is not the state of a buffer, or one of another format."""
+
+
+class Unsavable(SampleBufferError, TypeError):
+    """Raised by `state_dict` when a key or a payload can not be written down; names it, and the remedy."""
 
 
 class VersionWentBack(SampleBufferError, ValueError):

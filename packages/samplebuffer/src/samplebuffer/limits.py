@@ -56,17 +56,19 @@ def make_limits(
     evict: bool = True,
 ) -> Limits:
     """Check the sizes, each with the error that names it."""
-    if max_replacements is None:
-        max_replacements = 2 * (group_size + spare_members)
     for field, value, least in (
         ("batch_groups", batch_groups, 1),
         ("group_size", group_size, 1),
         ("spare_groups", spare_groups, 0),
         ("spare_members", spare_members, 0),
-        ("max_replacements", max_replacements, 0),
+        ("max_replacements", 0 if max_replacements is None else max_replacements, 0),
     ):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InvalidConfig(field, value, f"give an integer of at least {least}")
+    if max_replacements is None:
+        max_replacements = 2 * (group_size + spare_members)
+    if not isinstance(evict, bool):
+        raise InvalidConfig("evict", evict, "give True or False")
     return Limits(
         batch_groups=batch_groups,
         group_size=group_size,
@@ -82,6 +84,19 @@ def check_version(version: int) -> None:
     """Refuse what no version can be."""
     if not isinstance(version, int) or isinstance(version, bool) or version < 0:
         raise InvalidConfig("version", version, "give the served version, an integer of at least 0")
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Refuse what nobody can wait for; a time that is over is one."""
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool) and timeout == timeout
+    if timeout is not None and not number:
+        raise InvalidConfig("timeout", timeout, "give seconds, or None to wait as long as it takes")
+
+
+def check_callable(field: str, value: object) -> None:
+    """Refuse now what could only fail when a group is complete."""
+    if value is not None and not callable(value):
+        raise InvalidConfig(field, value, "give a function, or None")
 
 
 def check_patience(patience: float) -> None:

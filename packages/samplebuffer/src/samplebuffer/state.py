@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 from math import isfinite
+from sys import maxsize
 from typing import Any, Protocol
 
 import msgspec
 
 from samplebuffer.book import Book
 from samplebuffer.core import Core, GroupEnd
-from samplebuffer.errors import InvalidConfig, InvalidState
+from samplebuffer.errors import InvalidConfig, InvalidState, Unsavable
 from samplebuffer.group import OpenGroup
 from samplebuffer.limits import Limits, make_limits
 from samplebuffer.tasks import Task, Tasks
@@ -114,7 +115,13 @@ def save(core: Core, codec: Encodes) -> dict[str, Any]:
         given_up=list(core.given_up),
         groups=[GroupState(g.id, g.key, g.lost, g.issued, [_encoded(s, codec) for s in g.done]) for g in alive],
     )
-    builtins: dict[str, Any] = msgspec.to_builtins(state, builtin_types=(bytes,))
+    try:
+        builtins: dict[str, Any] = msgspec.to_builtins(state, builtin_types=(bytes,))
+    except TypeError as error:
+        keys = [group.key for group in state.groups] + [task.key for task in state.waiting]
+        raise Unsavable(
+            f"a key is no plain value ({error}); use texts, numbers or lists of them: {keys!r:.300}"
+        ) from error
     return builtins
 
 
@@ -134,7 +141,8 @@ def parse(data: dict[str, Any]) -> BufferState:
 def load(data: dict[str, Any], keys: Iterable[Any], codec: Decodes, skip_drawn: bool, **options: Any) -> Core:
     """A core in the saved state; `options` are those of `Core` that are not saved."""
     state = parse(data)
-    keys = islice(iter(keys), state.drawn, None) if skip_drawn else keys
+    if skip_drawn and isinstance(keys, Iterable):  # else `Tasks` says what is wrong
+        keys = islice(iter(keys), state.drawn, None)
     core = Core(
         Tasks(keys, state.waiting, state.drawn),
         state.limits,
@@ -160,6 +168,7 @@ def _check(state: BufferState) -> None:
     ended = sum(state.ended.values())
     for holds, what in (
         (min(state.version, state.drawn, *state.ended.values()) >= 0, "a count is negative"),
+        (state.drawn <= maxsize, "more keys were drawn than can be"),
         (state.issued == len(samples) + ended, "the ledger does not balance"),
         (len(state.groups) <= limits.capacity, "more groups than the capacity"),
         (_distinct([group.id for group in state.groups], state.opened), "a group is there twice"),
@@ -181,8 +190,16 @@ def _distinct(ids: list[int], end: int) -> bool:
 
 
 def _encoded(sample: Sample, codec: Encodes) -> Sample:
-    return msgspec.structs.replace(sample, payload=codec.encode(sample.payload))
+    try:
+        return msgspec.structs.replace(sample, payload=codec.encode(sample.payload))
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        what = f"the payload of ticket {sample.ticket_id}"
+        raise Unsavable(f"{what} can not be encoded ({error}); give state_dict(codec=...) one that can") from error
 
 
 def _decoded(sample: Sample, codec: Decodes) -> Sample:
-    return msgspec.structs.replace(sample, payload=codec.decode(sample.payload))
+    try:
+        return msgspec.structs.replace(sample, payload=codec.decode(sample.payload))
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        what = f"the payload of ticket {sample.ticket_id}"
+        raise InvalidState(f"{what} can not be decoded ({error}); give restore the codec that saved it") from error

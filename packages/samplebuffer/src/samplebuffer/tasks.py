@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from samplebuffer.errors import InvalidConfig
+
 log = logging.getLogger("samplebuffer")
 
 
@@ -27,6 +29,8 @@ class Tasks:
     """The keys still to be opened. `drawn` counts what the iterator gave."""
 
     def __init__(self, keys: Iterable[Any], waiting: Iterable[Task] = (), drawn: int = 0) -> None:
+        if not isinstance(keys, Iterable):
+            raise InvalidConfig("tasks", keys, "give an iterable of keys, which is drawn from without waiting")
         self._keys: Iterator[Any] = iter(keys)
         self.waiting = deque(waiting)
         self.drawn = drawn
