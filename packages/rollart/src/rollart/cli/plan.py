@@ -85,7 +85,8 @@ def _show(console: Console, plan: Plan) -> None:
     for words, judged in rows:
         table.add_row(words, *_numbers(judged))
     console.print(table)
-    console.print(f"step times that differ by less than {plan.margin:.1%} are as good as the same")
+    if plan.margin:
+        console.print(f"step times that differ by less than {plan.margin:.1%} are as good as the same")
     if plan.start is not None:
         console.print("what each change buys, one after the other:")
         before = plan.start

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,6 +126,7 @@ def _start(tree: Mapping[str, Any], candidate: Candidate, iterations: int) -> tu
 def _work(mouth: Connection, tree: Mapping[str, Any], candidate: Candidate, iterations: int) -> None:
     """In the child: what the parent should know of an error is its text."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told too, and ends this
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which leaves nothing behind
     try:
         answer: Judged | str = judge(tree, candidate, iterations)
     except Exception:
