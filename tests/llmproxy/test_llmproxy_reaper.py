@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -54,3 +55,58 @@ def test_a_killed_owner_takes_its_engine_along() -> None:
     assert all(map(ended, handles))
     for handle in handles:
         os.close(handle)
+
+
+LEAVES = """
+import multiprocessing, os, signal, time
+from llmproxy import reaper
+
+
+def engine(pipe):
+    lock = multiprocessing.get_context("spawn").Lock()
+    pipe.send((os.getpid(), lock._semlock.name))
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    os.environ[reaper.MARK] = "a mark"
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    with reaper.marked_semaphores("a mark"):
+        spawn.Process(target=engine, args=(theirs,)).start()
+    watching = reaper.start("a mark")
+    own = spawn.Lock()
+    print(*ours.recv(), own._semlock.name, watching.pid, flush=True)
+    if (word := os.read(0, 1)) == b"c":
+        watching.communicate()
+    elif word == b"t":
+        os.killpg(watching.pid, signal.SIGTERM)
+        watching.wait()
+    elif word == b"o":
+        watching.kill()
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("how", ["closed", "terminated", "killed", "orphaned"])
+def test_a_killed_engine_leaves_no_semaphore(tmp_path: Path, how: str) -> None:
+    """Whichever way its owner went, with the watcher or after it. The owner's own is the owner's business."""
+    program = tmp_path / "owner.py"
+    program.write_text(LEAVES.replace("a mark", uuid4().hex))
+    with subprocess.Popen(
+        [sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdin is not None and owner.stdout is not None
+        engine, *names, watching = owner.stdout.readline().split()
+        theirs, own = (Path("/dev/shm", f"sem.{name.removeprefix('/')}") for name in names)
+        assert theirs.exists() and own.exists()
+        while not (children := Path(f"/proc/{watching}/task/{watching}/children").read_text().split()):
+            pass  # it is just being started
+        handles = [os.pidfd_open(int(pid)) for pid in (engine, *children)]
+        owner.stdin.write(how[0])
+        owner.stdin.close()
+        assert all(map(ended, handles))
+        for handle in handles:
+            os.close(handle)
+    assert not theirs.exists()
+    own.unlink(missing_ok=True)

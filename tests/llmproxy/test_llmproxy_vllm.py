@@ -357,19 +357,6 @@ async def test_close_ends_the_engine_and_what_runs(proxy: LLMProxy, worker: VLLM
 OWNER = """
 import asyncio, os, signal, sys
 from llmproxy.vllm import VLLMWorker
-from tests.llmproxy.engines import (
-    ACTIONS,
-    EOS,
-    FREE,
-    MASKED,
-    TOLERANCE,
-    VOCABULARY,
-    Fleet,
-    close_to,
-    in_flight,
-    nothing_runs,
-    prompts,
-)
 
 class NoWeights:
     def engine_args(self): return {}

@@ -273,7 +273,8 @@ class VLLMWorker:
         with _starting, _environment({name: os.environ.get(name, wanted[name]) for name in wanted} | given):
             self._reaper = reaper.start(mark)
             try:
-                self._engine = self._vllm.make(self._engine_args)
+                with reaper.marked_semaphores(mark):
+                    self._engine = self._vllm.make(self._engine_args)
             except BaseException:
                 self._reaper.communicate()
                 raise
