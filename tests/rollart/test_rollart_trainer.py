@@ -106,6 +106,7 @@ def test_the_examples_loss_gives_the_numbers_that_it_gave(model_dir):
     """Recorded before the trainers were given passes, pieces and backends: the default way must not drift."""
     config = TrainerConfig(
         lr=1e-2,
+        total=80,
         minibatches=2,
         micro_tokens=40,
         objective=ObjectiveConfig(loss="ppo", clip_low=0.2, clip_high=0.28, entropy_coef=0.01),
