@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from rollart.planner.candidate import Candidate, Part
-from rollart.planner.judge import Judged, Judges, margin, scatter
+from rollart.planner.judge import Judged, Judges, blocks, margin, scatter
 from rollart.simulate.errors import Broken
 from rollart.simulate.run import Simulated
 from rollart.simulate.summary import Summary
@@ -45,7 +45,7 @@ def judged(steps: Sequence[float]) -> Judged:
     simulated = Simulated(
         rows=[], elapsed_s=1.0, generation_used={}, training_used=0.0, rewards_used=None, turns=0, preemptions=0
     )
-    return Judged(FIELD[0], 0.0, summary, simulated)
+    return Judged(FIELD[0], 1, 0.0, summary, simulated)
 
 
 def test_in_their_order_and_the_same_however_many_run_at_a_time() -> None:
@@ -83,8 +83,15 @@ def test_a_child_tells_why_it_failed() -> None:
 
 def test_what_all_have_in_common_is_no_noise() -> None:
     slow = [100.0, 150.0, 90.0, 120.0]
-    assert scatter([judged(slow), judged([1.1 * step for step in slow])]) == pytest.approx(0.0, abs=1e-9)
+    assert scatter([slow, [1.1 * step for step in slow]]) == pytest.approx(0.0, abs=1e-9)
     assert margin([judged(slow)]) == 0.0  # nothing to compare
+
+
+def test_long_runs_are_looked_at_in_blocks() -> None:
+    assert blocks([1.0, 3.0]) == [1.0, 3.0]
+    assert blocks([1.0, 3.0] * 8 + [7.0]) == [2.0] * 8
+    there, back = [100.0, 120.0] * 20, [120.0, 100.0] * 20
+    assert margin([judged(there), judged(back)]) == pytest.approx(0.0, abs=0.005)
 
 
 def test_a_margin_is_seldom_passed_by_chance_and_narrows_with_length() -> None:

@@ -208,7 +208,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Candidate], floa
     """Every simulation comes to so many seconds a step, which scatter."""
     random = Random(0)
 
-    def judge(tree: Any, candidate: Candidate, iterations: int) -> Judged:
+    def judge(tree: Any, candidate: Candidate, iterations: int, by: int) -> Judged:
         true = seconds(candidate)
         steps = [true * random.gauss(1, noise) for _ in range(iterations)]
         mean = sum(steps) / iterations
@@ -217,7 +217,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Candidate], floa
         simulated = Simulated(
             rows=[], elapsed_s=1.0, generation_used={}, training_used=0.0, rewards_used=None, turns=0, preemptions=0
         )
-        return Judged(candidate, mean, summary, simulated)
+        return Judged(candidate, by, mean, summary, simulated)
 
     monkeypatch.setattr("rollart.planner.judge.judge", judge)
 

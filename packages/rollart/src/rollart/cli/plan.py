@@ -46,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         console.print("interrupted; the best so far:")
         plan, status = so_far, 130
-    console.print(f"{plan.considered} candidates by the closed form, {plan.simulated} simulated")
+    by = plan.best[0].by
+    part = f", one in {by} of their devices, groups and environments" if by > 1 else ""
+    console.print(f"{plan.considered} candidates by the closed form, {plan.simulated} simulated{part}")
     _show(console, plan)
     best = plan.best[0].candidate.tree(tree)
     arguments.out.write_text(yaml.safe_dump(best, sort_keys=False, allow_unicode=True), encoding="utf-8")
@@ -108,7 +110,7 @@ def _numbers(judged: Judged) -> tuple[str, ...]:
     return (
         f"{summary.step_s:.1f}",
         f"{judged.estimated_s:.1f}",
-        f"{summary.tokens_per_s:,.0f}",
+        f"{judged.by * summary.tokens_per_s:,.0f}",
         f"{summary.cost:.2f}",
         f"{busy} train {simulated.training_used:.0%}",
         f"{summary.staleness:.2f} ({summary.stale:.0%} lost)",

@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from rollart.planner.candidate import Candidate
 from rollart.planner.estimate import estimate
+from rollart.planner.shrink import shrunk
 from rollart.runtime.folder import RunFolder
 from rollart.simulate.config import make_simulation
 from rollart.simulate.errors import Broken
@@ -32,22 +33,25 @@ from rollart.simulate.summary import Summary, summarize
 
 _SURE = 2.0
 """Standard errors that a difference must exceed."""
+_BLOCKS = 8
 
 
 class Judged(Struct, frozen=True):
-    """A candidate, what the closed form said of it, and what its simulation came to."""
+    """A candidate, what the closed form said of it, and what the simulation of one in `by` of it came to."""
 
     candidate: Candidate
+    by: int
     estimated_s: float
     summary: Summary
     simulated: Simulated
 
 
-def judge(tree: Mapping[str, Any], candidate: Candidate, iterations: int) -> Judged:
-    """Simulate a candidate for so many iterations."""
-    changed = candidate.tree(tree)
-    changed["run"] = {**changed.get("run", {}), "iterations": iterations}
-    simulation = make_simulation(changed)
+def judge(tree: Mapping[str, Any], candidate: Candidate, iterations: int, by: int = 1) -> Judged:
+    """Simulate one in `by` of a candidate for `by` times so many iterations."""
+    whole = candidate.tree(tree)
+    part = shrunk(whole, by) if by > 1 else whole
+    part["run"] = {**part.get("run", {}), "iterations": iterations * by}
+    simulation = make_simulation(part)
     with tempfile.TemporaryDirectory() as place:
         folder = RunFolder(Path(place) / "run")
         folder.create(simulation.config)
@@ -55,7 +59,8 @@ def judge(tree: Mapping[str, Any], candidate: Candidate, iterations: int) -> Jud
             simulated = simulate(simulation, folder)
         finally:
             folder.close()
-    return Judged(candidate, estimate(simulation).step, summarize(simulation, simulated), simulated)
+    estimated = estimate(make_simulation(whole)).step
+    return Judged(candidate, by, estimated, summarize(simulation, simulated), simulated)
 
 
 class Judges:
@@ -67,6 +72,8 @@ class Judges:
     def __init__(self, tree: Mapping[str, Any], processes: int, tell: Callable[[str], None]) -> None:
         self.coming = 0
         """Iterations that are expected to be simulated after those that are asked for now."""
+        self.by = 1
+        """One in how many of everything is simulated, for so many times the iterations."""
         self.known: dict[tuple[Candidate, int], Judged] = {}
         self._tree = tree
         self._processes = processes
@@ -79,7 +86,11 @@ class Judges:
         """In the order of `candidates`. Raises Broken when a simulation fails."""
         todo = [one for one in dict.fromkeys(candidates) if (one, iterations) not in self.known]
         several = self._processes > 1 and len(todo) > 1
-        judging = self._apart(todo, iterations) if several else (judge(self._tree, one, iterations) for one in todo)
+        judging = (
+            self._apart(todo, iterations)
+            if several
+            else (judge(self._tree, one, iterations, self.by) for one in todo)
+        )
         left, start = len(todo), time.monotonic()
         for judged in judging:
             self.known[judged.candidate, iterations] = judged
@@ -102,7 +113,7 @@ class Judges:
         try:
             while waiting or running:
                 while waiting and len(running) < self._processes:
-                    ear, process = _start(self._tree, waiting.pop(), iterations)
+                    ear, process = _start(self._tree, waiting.pop(), iterations, self.by)
                     running[ear] = process
                 ready = wait(list(running))
                 for ear in [one for one in running if one in ready]:
@@ -113,22 +124,22 @@ class Judges:
                 process.join()
 
 
-def _start(tree: Mapping[str, Any], candidate: Candidate, iterations: int) -> tuple[Connection, BaseProcess]:
+def _start(tree: Mapping[str, Any], candidate: Candidate, iterations: int, by: int) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     ear, mouth = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(mouth, tree, candidate, iterations), daemon=True)
+    process = context.Process(target=_work, args=(mouth, tree, candidate, iterations, by), daemon=True)
     process.start()
     mouth.close()
     return ear, process
 
 
-def _work(mouth: Connection, tree: Mapping[str, Any], candidate: Candidate, iterations: int) -> None:
+def _work(mouth: Connection, tree: Mapping[str, Any], candidate: Candidate, iterations: int, by: int) -> None:
     """In the child: what the parent should know of an error is its text."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told too, and ends this
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which leaves nothing behind
     try:
-        answer: Judged | str = judge(tree, candidate, iterations)
+        answer: Judged | str = judge(tree, candidate, iterations, by)
     except Exception:
         answer = format_exc()
     mouth.send(answer)
@@ -152,21 +163,30 @@ def _heard(ear: Connection, process: BaseProcess) -> Judged:
     return answer
 
 
-def scatter(judged: Sequence[Judged]) -> float:
-    """The standard deviation of an iteration's seconds, over their mean: what is left when each candidate's mean is
-    taken off, and, as all play the same episodes, what an iteration has in common over candidates.
+def scatter(rows: Sequence[Sequence[float]]) -> float:
+    """The standard deviation of one number: what is left when each row's mean, and then what is common to a column, is
+    taken off. A row is a candidate's; all play the same episodes.
     """
-    rows = [[step / one.summary.step_s for step in one.summary.steps] for one in judged]
-    shared = [sum(column) / len(column) for column in zip(*rows, strict=True)]
+    even = [[value * len(row) / sum(row) for value in row] for row in rows]
+    shared = [sum(column) / len(column) for column in zip(*even, strict=True)]
     free = (len(rows) - 1) * (len(shared) - 1)
     if free < 1:
         return 0.0
-    return sqrt(sum((step - mean) ** 2 for row in rows for step, mean in zip(row, shared, strict=True)) / free)
+    return sqrt(sum((value - mean) ** 2 for row in even for value, mean in zip(row, shared, strict=True)) / free)
 
 
 def margin(judged: Sequence[Judged]) -> float:
     """The part by which one mean must be below another to be more than noise. All have run equally long."""
-    return _SURE * scatter(judged) * sqrt(2 / judged[0].summary.counted)
+    rows = [blocks(one.summary.steps) for one in judged]
+    return _SURE * scatter(rows) * sqrt(2 / len(rows[0]))
+
+
+def blocks(steps: Sequence[float]) -> list[float]:
+    """Means of some iterations in a row: a short one follows a long one, so one alone says too little and seems to say
+    that means are less sure than they are.
+    """
+    size = max(1, len(steps) // _BLOCKS)
+    return [sum(steps[start : start + size]) / size for start in range(0, len(steps) - size + 1, size)]
 
 
 def _clock(seconds: float) -> str:

@@ -21,6 +21,7 @@ from rollart.errors import ConfigError
 from rollart.planner.candidate import Candidate, Part, steps_between
 from rollart.planner.estimate import demand_of, engine_seconds, estimate
 from rollart.planner.judge import Judged, Judges, margin
+from rollart.planner.shrink import divisor
 from rollart.simulate.build import speed_of
 from rollart.simulate.catalog import Catalog
 from rollart.simulate.config import FleetConfig, Simulation, make_simulation
@@ -63,7 +64,7 @@ class Search:
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`width` candidates are simulated in the first of `rounds`, which are numbers of iterations: the first fill
-        empty queues and say little.
+        empty queues and say little. Of a large fleet a part is simulated, for as many times longer.
         """
         self._tree = tree
         self._width = width
@@ -82,6 +83,7 @@ class Search:
             raise ConfigError(
                 "gpus", list(map(dict, fleets)), "no split of these devices holds the model on both sides"
             )
+        self._judges.by = divisor(self._given, min(sum(fleet.values()) for fleet in fleets))
         given = given_candidate(self._given)
         self._start = given if dict(self._given.gpus) in [dict(fleet) for fleet in fleets] else None
         first = [given] if self._start is not None else []
