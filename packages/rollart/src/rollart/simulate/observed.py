@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from math import inf
 from pathlib import Path
@@ -28,6 +28,8 @@ _PAUSES = ("suspend", "update", "resume", "probe", "eval")
 
 Span = tuple[str, float, float, dict[str, Any]]
 """Name, start and end in seconds, arguments."""
+Latency = tuple[float, float]
+"""How many turns ran on an engine when one began there, and its seconds."""
 
 
 class Observed:
@@ -66,10 +68,8 @@ class Observed:
         return self.turns * len(self.rows) / max(1.0, sum(self._grown(column) for column in _ENDS))
 
     @cached_property
-    def latencies(self) -> list[tuple[float, float]]:
-        """For each turn how many ran on its engine when it began, and its seconds; without those that an update or
-        an evaluation fell into, which waited.
-        """
+    def latencies(self) -> list[Latency]:
+        """Of the counted turns, without those that an update or an evaluation fell into, which waited."""
         first = self._spans[ITERATIONS][_SKIPPED - 1][2]
         pauses = sorted(
             (start, end)
@@ -78,21 +78,31 @@ class Observed:
             if name in _PAUSES
         )
         begins = [start for start, _ in pauses]
-        found: list[tuple[float, float]] = []
+
+        def waited(start: float, end: float) -> bool:
+            before = bisect_right(begins, end) - 1
+            return before >= 0 and pauses[before][1] > start
+
+        return [latency for start, end, latency in self._turns() if start >= first and not waited(start, end)]
+
+    @cached_property
+    def alone(self) -> list[Latency]:
+        """Of the turns that were played before the first iteration, while nobody trained."""
+        first = self._spans[ITERATIONS][0][1]
+        return [latency for _, end, latency in self._turns() if end <= first]
+
+    def _turns(self) -> Iterator[tuple[float, float, Latency]]:
+        """When each turn began and ended."""
         for engine in self._of("gen"):
             starts, ends = sorted(span[1] for span in engine), sorted(span[2] for span in engine)
             for _, start, end, _ in engine:
-                before = bisect_right(begins, end) - 1
-                if start >= first and end > start and (before < 0 or pauses[before][1] <= start):
-                    found.append((bisect_right(starts, start) - bisect_left(ends, start), end - start))
-        return found
+                if end > start:
+                    yield start, end, (bisect_right(starts, start) - bisect_left(ends, start), end - start)
 
     def profile(self) -> dict[str, Any]:
         """The task as a profile of data/tasks.yaml."""
         (task,) = self._config.tasks.values()
         lengths = [length for lane in self._of(TRAJECTORIES) for length in _lengths(lane)]
-        delivered = self._grown("ledger/delivered") + 1e-9
-        filtered = self._grown("ledger/filtered")
         varied = pstdev(lengths) / fmean(lengths)
         shown = observation_tokens(task) if isinstance(task, FrozenLakeConfig) else 64
         return {
@@ -104,9 +114,21 @@ class Observed:
             "reset_s": self._spread("env", "reset"),
             "step_s": self._spread("env", "step"),
             "reward_s": self._spread("reward", "reward"),
-            "success": fmean(number(row, "success/mean") for row in self.rows),
-            "uniform": filtered / (filtered + delivered),
+            "success": self._success,
+            "uniform": self._alike(),
         }
+
+    @cached_property
+    def _success(self) -> float:
+        return fmean(number(row, "success/mean") for row in self.rows)
+
+    def _alike(self) -> float:
+        """Of groups, those whose rewards are all equal, beyond those that are so by chance."""
+        delivered, filtered = self._grown("ledger/delivered"), self._grown("ledger/filtered")
+        size = self._config.buffer.group_size
+        chance = self._success**size + (1 - self._success) ** size
+        equal = filtered / max(1.0, filtered + delivered)
+        return max(0.0, (equal - chance) / (1 - chance)) if chance < 1 else 0.0
 
     def _of(self, kind: str) -> list[list[Span]]:
         """The spans of each resource of a kind."""
