@@ -11,6 +11,7 @@ from llmproxy.sim import Roofline
 from rollart.simulate.blank import Blank
 from rollart.simulate.catalog import builtin
 from rollart.simulate.clock import VirtualLoop
+from rollart.simulate.config import make_simulation
 from rollart.simulate.engines import Generator, Node
 from rollart.simulate.host import Host
 from rollart.simulate.links import Link
@@ -62,6 +63,14 @@ def test_a_later_turn_computes_what_is_new_or_without_a_prefix_cache_all(caches:
         return found
 
     assert virtual(run()) == ([0, 1050, 2050] if caches else [0, 0, 0])
+
+
+@pytest.mark.parametrize(("profiles", "kept"), [(["tiny-lake"], False), (["tiny-lake", "webshop"], True)])
+def test_no_context_is_kept_where_every_turn_begins_a_new_one(profiles: list[str], kept: bool) -> None:
+    tasks = {f"task {n}": {"kind": "env", "env": "module:Env", "max_tokens": 8} for n in range(len(profiles))}
+    world: dict[str, Any] = {"model": "qwen3-8b", "generation": [{"hardware": "H800", "gpus": 8}]}
+    world["tasks"] = dict(zip(tasks, profiles, strict=True))
+    assert make_simulation({"tasks": tasks, "simulate": world}).caches is kept
 
 
 def test_an_interrupted_generation_makes_what_is_left_of_its_reply() -> None:

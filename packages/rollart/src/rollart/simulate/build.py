@@ -168,7 +168,7 @@ def _engines(simulation: Simulation, fleet: FleetConfig, nodes: list[Node], host
             node=nodes[-1],
             pulls=stored,
             probed=simulation.world.probe,
-            caches=simulation.world.prefix_cache,
+            caches=simulation.caches,
             role=fleet.role,
             context_limit=simulation.config.generation.max_model_len,
             update_s=update_s,

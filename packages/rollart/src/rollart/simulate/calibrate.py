@@ -91,7 +91,6 @@ def _world(config: Config, seen: Observed, computing: Computing) -> dict[str, An
     tree["generation"]["affinity"] = {"default": "fitted"}
     tree["simulate"] = {
         "batch": config.generation.max_num_seqs,
-        "prefix_cache": not profile["latest_only"],
         "host": {"cores": computing.cores, "turn_s": computing.driver_s} if computing.cores else None,
         "training": {
             "hardware": "fitted",

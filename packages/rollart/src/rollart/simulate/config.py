@@ -167,6 +167,11 @@ class Simulation(Struct, frozen=True):
             counts[name] = counts.get(name, 0) + gpus
         return counts
 
+    @property
+    def caches(self) -> bool:
+        """Whether engines keep contexts: not where every turn of every task begins a new one."""
+        return self.world.prefix_cache and not all(profile.latest_only for profile in self.profiles.values())
+
     def engines_a_node(self, fleet: FleetConfig) -> int:
         return max(1, self.catalog.device(fleet.hardware).node // fleet.tensor_parallel)
 
