@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_a_later_turn_computes_what_is_new_or_without_a_prefix_cache_all(caches:
 
 @pytest.mark.parametrize(("profiles", "kept"), [(["tiny-lake"], False), (["tiny-lake", "webshop"], True)])
 def test_no_context_is_kept_where_every_turn_begins_a_new_one(profiles: list[str], kept: bool) -> None:
-    tasks = {f"task {n}": {"kind": "env", "env": "module:Env", "max_tokens": 8} for n in range(len(profiles))}
+    tasks = {f"task-{n}": {"kind": "env", "env": "module:Env", "max_tokens": 8} for n in range(len(profiles))}
     world: dict[str, Any] = {"model": "qwen3-8b", "generation": [{"hardware": "H800", "gpus": 8}]}
     world["tasks"] = dict(zip(tasks, profiles, strict=True))
     assert make_simulation({"tasks": tasks, "simulate": world}).caches is kept
