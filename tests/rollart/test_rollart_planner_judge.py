@@ -90,8 +90,8 @@ def test_what_all_have_in_common_is_no_noise() -> None:
 def test_long_runs_are_looked_at_in_blocks() -> None:
     assert blocks([1.0, 3.0]) == [1.0, 3.0]
     assert blocks([1.0, 3.0] * 8 + [7.0]) == [2.0] * 8
-    there, back = [100.0, 120.0] * 20, [120.0, 100.0] * 20
-    assert margin([judged(there), judged(back)]) == pytest.approx(0.0, abs=0.005)
+    there, back = [100.0, 120.0] * 16, [120.0, 100.0] * 16
+    assert margin([judged(there), judged(back)]) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_margin_is_seldom_passed_by_chance_and_narrows_with_length() -> None:

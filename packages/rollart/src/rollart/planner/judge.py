@@ -164,8 +164,8 @@ def _heard(ear: Connection, process: BaseProcess) -> Judged:
 
 
 def scatter(rows: Sequence[Sequence[float]]) -> float:
-    """The standard deviation of one number: what is left when each row's mean, and then what is common to a column, is
-    taken off. A row is a candidate's; all play the same episodes.
+    """The standard deviation of a number over its row's mean, without what is common to its column. A row is a
+    candidate's; all play the same episodes.
     """
     even = [[value * len(row) / sum(row) for value in row] for row in rows]
     shared = [sum(column) / len(column) for column in zip(*even, strict=True)]
@@ -182,8 +182,8 @@ def margin(judged: Sequence[Judged]) -> float:
 
 
 def blocks(steps: Sequence[float]) -> list[float]:
-    """Means of some iterations in a row: a short one follows a long one, so one alone says too little and seems to say
-    that means are less sure than they are.
+    """Means of some iterations in a row: a short one follows a long one, so those that are looked at alone make means
+    seem less sure than they are.
     """
     size = max(1, len(steps) // _BLOCKS)
     return [sum(steps[start : start + size]) / size for start in range(0, len(steps) - size + 1, size)]

@@ -1,8 +1,8 @@
 """A part of a fleet with the same part of its work: it takes the same time, and costs a fraction of it to simulate.
 
-What waits for the longest of a batch waits a little less where a batch is smaller, and one batch is less like the next;
-so only large fleets are shrunk, and not below what `_GROUPS` and `_GPUS` say. With 3,008 devices an eighth was within
-2 % of the whole (tests/rollart/test_rollart_planner_shrink.py has a smaller case).
+What waits for the longest of a batch waits a little less where a batch is smaller, and one batch is less like the
+next; so only large fleets are shrunk, and not below what `_GROUPS` and `_GPUS` say. Of 3,008 devices an eighth was
+within 2 % of the whole (tests/rollart/test_rollart_planner_shrink.py has a smaller case).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def divisor(given: Simulation, gpus: int) -> int:
 
 
 def shrunk(tree: Mapping[str, Any], by: int) -> dict[str, Any]:
-    """One in `by` of the devices, groups and environments. Engines stay whole, and the model is the same: as many ranks
-    push it.
+    """One in `by` of the devices, groups and environments. Engines stay whole, and as many ranks push the model, which
+    is the same.
     """
     part: dict[str, Any] = deepcopy(dict(tree))
     buffer, rollout, world = part["buffer"], part.get("rollout") or {}, part["simulate"]
