@@ -33,9 +33,7 @@ def divisor(given: Simulation, gpus: int) -> int:
 
 
 def shrunk(tree: Mapping[str, Any], by: int) -> dict[str, Any]:
-    """One in `by` of the devices, groups and environments. Engines stay whole, and as many ranks push the model, which
-    is the same.
-    """
+    """One in `by` of the devices, groups and environments. Engines stay whole; as many ranks push the model."""
     part: dict[str, Any] = deepcopy(dict(tree))
     buffer, rollout, world = part["buffer"], part.get("rollout") or {}, part["simulate"]
     buffer["batch_groups"] //= by
