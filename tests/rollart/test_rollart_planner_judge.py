@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from re import fullmatch
 from typing import Any
@@ -12,7 +19,7 @@ import msgspec
 import pytest
 
 from rollart.planner.candidate import Candidate, Part
-from rollart.planner.judge import Judged, Judges, blocks, margin, scatter
+from rollart.planner.judge import Judged, Judges, _heard, _start, blocks, margin, scatter
 from rollart.simulate.errors import Broken
 from rollart.simulate.run import Simulated
 from rollart.simulate.summary import Summary
@@ -34,6 +41,16 @@ TREE: dict[str, Any] = {
 FIELD = [
     Candidate((Part("H800", 24 - gpus),), Part("H800", gpus), alpha=alpha) for gpus in (8, 16) for alpha in (1, 2)
 ]
+ENDLESS = 1_000_000
+PARENT = """
+import sys
+import test_rollart_planner_judge as test
+from rollart.planner.judge import _start
+if __name__ == "__main__":
+    _, process = _start(test.TREE, test.FIELD[0], test.ENDLESS, 1, sys.argv[1])
+    print(process.pid, flush=True)
+    process.join()
+"""
 IMPOSSIBLE = Candidate((Part("H800", 12, 8),), Part("H800", 8))
 
 
@@ -75,10 +92,49 @@ def test_an_interruption_leaves_no_process() -> None:
     assert not multiprocessing.active_children()
 
 
-def test_a_child_tells_why_it_failed() -> None:
-    with pytest.raises(Broken, match="is not a multiple of tensor_parallel"):
-        Judges(TREE, 2, lambda text: None).all([IMPOSSIBLE, *FIELD], 3)
+def test_an_interruption_waits_for_no_simulation() -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before, start = signal.signal(signal.SIGALRM, interrupt), time.monotonic()
+    signal.alarm(3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Judges(TREE, 2, lambda text: None).all(FIELD, ENDLESS)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - start < 30
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_why_one_failed_is_told_with_its_name(processes: int) -> None:
+    with pytest.raises(Broken, match=r"12 H800 TP8 generate.* failed: ConfigError: .*is not a multiple of"):
+        Judges(TREE, processes, lambda text: None).all([IMPOSSIBLE, *FIELD], 3)
+    assert not multiprocessing.active_children()
+
+
+def test_a_child_that_was_killed_is_told(tmp_path: Path) -> None:
+    ear, process = _start(TREE, FIELD[0], ENDLESS, 1, str(tmp_path))
+    process.kill()
+    with pytest.raises(Broken, match="exit code -9"):
+        _heard(ear, FIELD[0], process)
+
+
+def test_children_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(place)], stdout=subprocess.PIPE, cwd=Path(__file__).parent
+    )
+    assert parent.stdout is not None
+    child = os.pidfd_open(int(parent.stdout.readline()))
+    parent.kill()
+    ended, _, _ = select.select([child], [], [], 30)
+    os.close(child)
+    assert ended
+    assert not place.exists()
+    parent.communicate()
 
 
 def test_what_all_have_in_common_is_no_noise() -> None:

@@ -182,18 +182,34 @@ def test_a_budget_is_spent_on_the_classes_that_are_named(tmp_path: Path) -> None
         parse_classes("h900", builtin().hardware)
 
 
-@pytest.mark.parametrize("cost", ["0", "-5", "1"])
-def test_a_budget_that_buys_nothing_is_told(cost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--cost", "1"], "no pairs of nodes of H800, H20 cost that much"),
+        (["--cost", "0"], "give a budget above 0"),
+        (["--cost", "nan"], "give a budget above 0"),
+        (["--cost", "1e7"], "mixtures to look at; give less"),
+        (["--cost", "62", "--processes", "-1"], "--processes = -1"),
+        (["--cost", "62", "--out", "nowhere/planned.yaml"], "name a file in a folder"),
+        (["--cost", "62", "--out", "."], "name a file in a folder"),
+        (["--gpus", "h800=16"], "--classes = 'h800,h20': goes with --cost"),
+    ],
+)
+def test_what_is_asked_for_in_vain_is_told_at_once(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump(TREE), encoding="utf-8")
-    assert main(["plan", str(path), "--cost", cost, "--classes", "h800,h20"]) == 2
-    assert "no pairs of nodes of H800, H20 cost that much" in capsys.readouterr().err
+    assert main(["plan", str(path), *words, "--classes", "h800,h20"]) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_devices_are_written_as_class_and_count() -> None:
     assert parse_gpus("h800=96,H20=32", builtin().hardware) == {"H800": 96, "H20": 32}
     with pytest.raises(ConfigError, match="write CLASS=COUNT"):
         parse_gpus("h900=4", builtin().hardware)
+    with pytest.raises(ConfigError, match="names a class again"):
+        parse_gpus("h800=4,h800=8", builtin().hardware)
 
 
 def test_the_best_was_simulated_and_beats_or_is_the_given() -> None:
@@ -258,8 +274,29 @@ def test_an_interrupted_search_writes_the_best_so_far(
     assert load_simulation(out).gpus == GPUS
 
 
+@pytest.mark.parametrize("simulated", [0, 1])
+def test_a_simulation_that_fails_ends_the_search_with_what_is_known(
+    simulated: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = tmp_path / "given.yaml", tmp_path / "planned.yaml"
+    config.write_text(yaml.safe_dump(TREE))
+    steps = iter([90.0] * simulated)
+    pretend(monkeypatch, lambda candidate: next(steps))
+    words = ["plan", str(config), "--gpus", "h800=24,h20=8", "--out", str(out), "--processes", "1"]
+    assert main(words) == 1
+    told = capsys.readouterr().out
+    assert "failed: StopIteration" in told and ("best so far" in told) == out.exists() == bool(simulated)
+
+
+def test_a_given_setting_that_holds_no_model_is_compared_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, lambda candidate: 100.0)
+    large = TREE | {"simulate": TREE["simulate"] | {"model": "qwen3-235b-a22b"}}
+    plan = Search(large, width=2, rounds=(3,)).plan([GPUS])
+    assert plan.start is None and plan.best[0].candidate.generation[0].tensor_parallel == 8
+
+
 def test_what_cannot_hold_the_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="holds the model on both sides"):
+    with pytest.raises(ConfigError, match="leaves others that hold the model"):
         Search(TREE).plan([{"H800": 8}])
 
 

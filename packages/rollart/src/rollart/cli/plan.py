@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import yaml
@@ -15,13 +16,16 @@ from rich.table import Table
 from rollart.errors import ConfigError
 from rollart.planner.judge import Judged
 from rollart.planner.search import Plan, Search, fleets_within
+from rollart.runtime.interrupt import EXIT_INTERRUPTED
 from rollart.simulate.config import make_simulation, read_tree
+from rollart.simulate.errors import Broken
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, print, and write the best configuration. Returns the exit status."""
     logging.getLogger().setLevel(logging.ERROR)  # what fails in a simulated world is no news
     console = Console()
+    _check(arguments)
     tree = read_tree(arguments.config, arguments.overrides)
     given = make_simulation(tree)
     if arguments.cost is not None:
@@ -39,21 +43,40 @@ def run(arguments: argparse.Namespace) -> int:
         processes=arguments.processes or len(os.sched_getaffinity(0)),
         tell=lambda text: console.print(text, highlight=False, soft_wrap=True),
     )
+    mixtures = f"{len(fleets)} mixtures of devices" if len(fleets) > 1 else "these devices"
+    console.print(f"ranking the ways to use {mixtures} by the closed form")
     try:
         plan, status = search.plan(fleets), 0
-    except KeyboardInterrupt:
-        if (so_far := search.so_far()) is None:
-            raise
-        console.print("interrupted; the best so far:")
-        plan, status = so_far, 130
+    except (KeyboardInterrupt, Broken) as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        what, status = ("interrupted", EXIT_INTERRUPTED) if interrupted else (str(error), 1)
+        so_far = search.so_far()
+        end = "the best so far:" if so_far else "nothing was simulated before, so nothing is written"
+        console.print(f"{what}; {end}", markup=False, soft_wrap=True)
+        if so_far is None:
+            return status
+        plan = so_far
     by = plan.best[0].by
     part = f", one in {by} of their devices, groups and environments" if by > 1 else ""
     console.print(f"{plan.considered} candidates by the closed form, {plan.simulated} simulated{part}")
     _show(console, plan)
     best = plan.best[0].candidate.tree(tree)
     arguments.out.write_text(yaml.safe_dump(best, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    console.print(f"written: {arguments.out}  (try it: rollart simulate {arguments.out})", soft_wrap=True)
+    words = f"rollart simulate {arguments.out} run.name={arguments.out.stem}"
+    console.print(f"written: {arguments.out}  (try it: {words})", soft_wrap=True)
     return status
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """What would only be noticed after the search, or not at all. Raises ConfigError."""
+    if arguments.out.is_dir() or not os.access(arguments.out.absolute().parent, os.W_OK):
+        raise ConfigError("--out", str(arguments.out), "name a file in a folder that can be written to")
+    if arguments.processes < 0:
+        raise ConfigError("--processes", arguments.processes, "give a number of simulations, or 0 for all cores")
+    if arguments.classes and arguments.cost is None:
+        raise ConfigError("--classes", arguments.classes, "goes with --cost; --gpus names its classes itself")
+    if arguments.cost is not None and not 0 < arguments.cost < inf:
+        raise ConfigError("--cost", arguments.cost, "give a budget above 0, in H20 hours an hour")
 
 
 def parse_classes(text: str, known: Mapping[str, Any]) -> list[str]:
@@ -62,7 +85,7 @@ def parse_classes(text: str, known: Mapping[str, Any]) -> list[str]:
     for name in text.split(","):
         if name.strip().lower() not in names:
             raise ConfigError("--classes", name, f"give some of {', '.join(known)}")
-    return [names[name.strip().lower()] for name in text.split(",")]
+    return list(dict.fromkeys(names[name.strip().lower()] for name in text.split(",")))
 
 
 def parse_gpus(text: str, known: Mapping[str, Any]) -> dict[str, int]:
@@ -73,6 +96,8 @@ def parse_gpus(text: str, known: Mapping[str, Any]) -> dict[str, int]:
         name, _, count = item.partition("=")
         if name.strip().lower() not in names or not count.strip().isdigit() or not int(count):
             raise ConfigError("--gpus", item, f"write CLASS=COUNT with a class of {', '.join(known)}")
+        if names[name.strip().lower()] in gpus:
+            raise ConfigError("--gpus", item, "names a class again")
         gpus[names[name.strip().lower()]] = int(count)
     return gpus
 
@@ -87,7 +112,11 @@ def _show(console: Console, plan: Plan) -> None:
     for words, judged in rows:
         table.add_row(words, *_numbers(judged))
     console.print(table)
-    if plan.margin:
+    console.print(
+        "by form: the step by the closed form; trained/s: tokens; cost: H20 hours for 1,000 trajectories; "
+        "stale: mean staleness (part thrown away for its age)"
+    )
+    if plan.margin >= 0.0005:
         console.print(f"step times that differ by less than {plan.margin:.1%} are as good as the same")
     if plan.start is not None:
         console.print("what each change buys, one after the other:")

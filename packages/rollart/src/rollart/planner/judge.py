@@ -7,17 +7,19 @@ depend on how many simulations run at a time; when judging ends, however it ends
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
+import os
+import shutil
 import signal
-import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import sqrt
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from traceback import format_exc
 from typing import Any
 
 from msgspec import Struct
@@ -46,13 +48,15 @@ class Judged(Struct, frozen=True):
     simulated: Simulated
 
 
-def judge(tree: Mapping[str, Any], candidate: Candidate, iterations: int, by: int = 1) -> Judged:
-    """Simulate one in `by` of a candidate for `by` times so many iterations."""
+def judge(
+    tree: Mapping[str, Any], candidate: Candidate, iterations: int, by: int = 1, within: str | None = None
+) -> Judged:
+    """Simulate one in `by` of a candidate for `by` times so many iterations, with files in a folder of `within`."""
     whole = candidate.tree(tree)
     part = shrunk(whole, by) if by > 1 else whole
     part["run"] = {**part.get("run", {}), "iterations": iterations * by}
     simulation = make_simulation(part)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(dir=within) as place:
         folder = RunFolder(Path(place) / "run")
         folder.create(simulation.config)
         try:
@@ -86,11 +90,7 @@ class Judges:
         """In the order of `candidates`. Raises Broken when a simulation fails."""
         todo = [one for one in dict.fromkeys(candidates) if (one, iterations) not in self.known]
         several = self._processes > 1 and len(todo) > 1
-        judging = (
-            self._apart(todo, iterations)
-            if several
-            else (judge(self._tree, one, iterations, self.by) for one in todo)
-        )
+        judging = self._apart(todo, iterations) if several else self._here(todo, iterations)
         left, start = len(todo), time.monotonic()
         for judged in judging:
             self.known[judged.candidate, iterations] = judged
@@ -106,46 +106,71 @@ class Judges:
         times = f"{_clock(time.monotonic() - self._began)}, about {_clock(left)} left"
         self._tell(f"{times:26} {judged.summary.step_s:8.1f} s a step  {judged.candidate.words}")
 
+    def _here(self, todo: Sequence[Candidate], iterations: int) -> Iterator[Judged]:
+        """One after the other, in this process."""
+        for candidate in todo:
+            try:
+                yield judge(self._tree, candidate, iterations, self.by)
+            except Exception as error:
+                raise _failed(candidate, _told(error)) from error
+
     def _apart(self, todo: Sequence[Candidate], iterations: int) -> Iterator[Judged]:
-        """As they end, each in a process of its own."""
+        """As they end, each in a process of its own. Their files lie in one folder, which ends with this process."""
         waiting = list(reversed(todo))
-        running: dict[Connection, BaseProcess] = {}
-        try:
-            while waiting or running:
-                while waiting and len(running) < self._processes:
-                    ear, process = _start(self._tree, waiting.pop(), iterations, self.by)
-                    running[ear] = process
-                ready = wait(list(running))
-                for ear in [one for one in running if one in ready]:
-                    yield _heard(ear, running.pop(ear))
-        finally:
-            for process in running.values():
-                process.terminate()
-                process.join()
+        running: dict[Connection, tuple[Candidate, BaseProcess]] = {}
+        with tempfile.TemporaryDirectory() as place:
+            try:
+                while waiting or running:
+                    while waiting and len(running) < self._processes:
+                        candidate = waiting.pop()
+                        ear, process = _start(self._tree, candidate, iterations, self.by, place)
+                        running[ear] = candidate, process
+                    ready = wait(list(running))
+                    for ear in [one for one in running if one in ready]:
+                        yield _heard(ear, *running.pop(ear))
+            finally:
+                for _, process in running.values():
+                    process.kill()
+                    process.join()
 
 
-def _start(tree: Mapping[str, Any], candidate: Candidate, iterations: int, by: int) -> tuple[Connection, BaseProcess]:
+def _start(
+    tree: Mapping[str, Any], candidate: Candidate, iterations: int, by: int, place: str
+) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     ear, mouth = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(mouth, tree, candidate, iterations, by), daemon=True)
+    process = context.Process(target=_work, args=(mouth, tree, candidate, iterations, by, place), daemon=True)
     process.start()
     mouth.close()
     return ear, process
 
 
-def _work(mouth: Connection, tree: Mapping[str, Any], candidate: Candidate, iterations: int, by: int) -> None:
+def _work(
+    mouth: Connection, tree: Mapping[str, Any], candidate: Candidate, iterations: int, by: int, place: str
+) -> None:
     """In the child: what the parent should know of an error is its text."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told too, and ends this
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which leaves nothing behind
+    logging.getLogger().setLevel(logging.ERROR)  # what fails in a simulated world is no news
+    multiprocessing.set_start_method("fork", force=True)  # the locks of a metrics writer have no name then to be left
+    threading.Thread(target=_end_with_parent, args=(place,), daemon=True).start()
     try:
-        answer: Judged | str = judge(tree, candidate, iterations, by)
-    except Exception:
-        answer = format_exc()
+        answer: Judged | str = judge(tree, candidate, iterations, by, place)
+    except Exception as error:
+        answer = _told(error)
     mouth.send(answer)
 
 
-def _heard(ear: Connection, process: BaseProcess) -> Judged:
+def _end_with_parent(place: str) -> None:
+    """A parent that was killed could end nobody, and nobody would hear the answer."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only children call this"
+    parent.join()
+    shutil.rmtree(place, ignore_errors=True)
+    os._exit(1)
+
+
+def _heard(ear: Connection, candidate: Candidate, process: BaseProcess) -> Judged:
     """What a child said before it ended."""
     try:
         answer = ear.recv()
@@ -153,14 +178,18 @@ def _heard(ear: Connection, process: BaseProcess) -> Judged:
         answer = None
     ear.close()
     process.join()
-    if answer is None:
-        raise Broken(
-            f"a simulation ended with exit code {process.exitcode}; with fewer processes each has more memory"
-        )
-    if isinstance(answer, str):
-        raise Broken(f"a simulation failed:\n{answer}")
-    assert isinstance(answer, Judged)
-    return answer
+    if isinstance(answer, Judged):
+        return answer
+    unsaid = f"its process ended with exit code {process.exitcode}; with fewer --processes each has more memory"
+    raise _failed(candidate, answer or unsaid)
+
+
+def _failed(candidate: Candidate, why: str) -> Broken:
+    return Broken(f"the simulation of {candidate.words} failed: {why}")
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def scatter(rows: Sequence[Sequence[float]]) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import ceil, log
+from math import ceil, log, prod
 from typing import Any
 
 from msgspec import Struct
@@ -33,6 +33,7 @@ _SPLITS = 48
 _ALIKE = 1.15
 """Splits are alike where one trains on less than about so many times the devices of the other."""
 _WIDTHS = 3
+_MIXTURES = 100_000
 _CONTEXTS = 2
 """Whole contexts that an engine must have room for."""
 
@@ -80,12 +81,12 @@ class Search:
         """The best of all ways to use one of `fleets` (devices by class). Raises ConfigError when none works."""
         ranked = [candidate for _, candidate in sorted(self._ranked(fleets), key=lambda item: item[0])]
         if not ranked:
-            raise ConfigError(
-                "gpus", list(map(dict, fleets)), "no split of these devices holds the model on both sides"
-            )
+            reason = f"no split of these devices, by nodes of {_NODE} that train, leaves others that hold the model"
+            raise ConfigError("gpus", list(map(dict, fleets)), reason)
         self._judges.by = divisor(self._given, min(sum(fleet.values()) for fleet in fleets))
         given = given_candidate(self._given)
-        self._start = given if dict(self._given.gpus) in [dict(fleet) for fleet in fleets] else None
+        fits = dict(self._given.gpus) in [dict(fleet) for fleet in fleets] and _holds(self._given)
+        self._start = given if fits else None
         first = [given] if self._start is not None else []
         self._order = {candidate: place for place, candidate in enumerate(dict.fromkeys(first + ranked))}
         field = _spread(ranked, self._width)
@@ -251,12 +252,22 @@ def fleets_within(catalog: Catalog, classes: Sequence[str], budget: float) -> li
     """Mixtures of classes, in pairs of nodes, that cost `budget` H20 hours an hour, or up to 5 % less."""
     step = 2 * _NODE
     ranges = [range(0, int(budget / catalog.device(name).cost) + 1, step) for name in classes]
+    if (many := prod(map(len, ranges))) > _MIXTURES:
+        raise ConfigError("--cost", budget, f"has {many:.0e} mixtures to look at; give less, or fewer --classes")
     found = []
     for counts in itertools.product(*ranges):
         cost = sum(catalog.device(name).cost * count for name, count in zip(classes, counts, strict=True))
         if cost > 0 and 0.95 * budget <= cost <= budget:
             found.append({name: count for name, count in zip(classes, counts, strict=True) if count})
     return found
+
+
+def _holds(given: Simulation) -> bool:
+    """Whether every engine has room for the model."""
+    try:
+        return all(speed_of(given, fleet).capacity > 0 for fleet in given.fleets)
+    except ValueError:
+        return False
 
 
 def _spent(given: Simulation, fleet: Sequence[Part], hardware: str, task: str) -> float:
