@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,26 @@ def simulation(**world: Any) -> Simulation:
         "tasks": {"Shop": "webshop"},
     }
     return make_simulation({"tasks": {"Shop": {"kind": "env", "env": "sim:shop"}}, "simulate": given | world})
+
+
+def test_a_kind_of_ones_own_answers_in_as_many_tokens_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = """
+from rollart.tasks import TaskConfig
+
+class Own:
+    class Config(TaskConfig, frozen=True):
+        max_tokens: int = 7
+"""
+    (tmp_path / "simulated_kind.py").write_text(words)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = make_simulation(
+        {"tasks": {"Own": {"kind": "simulated_kind:Own"}}, "simulate": {"tasks": {"Own": "tiny-lake"}}}
+    )
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        (task,) = runner.run(built(given)).setting.tasks.tasks.values()
+    assert task.settings.max_tokens == 7
 
 
 async def built(given: Simulation) -> World:

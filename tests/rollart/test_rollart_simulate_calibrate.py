@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,68 @@ def test_the_command_writes_the_world_beside_the_run(tmp_path: Path) -> None:
     written = make_simulation(yaml.safe_load((tmp_path / "real" / "calibrated.yaml").read_text()))
     assert written.fleets[0].hardware == "fitted"
     assert (tmp_path / "real-simulated" / "metrics.jsonl").exists()
+
+
+def test_a_run_without_an_evaluation_before_training_is_fitted(tmp_path: Path) -> None:
+    shared = ["simulate.host={cores: 2}", "simulate.training={hardware: cpu, gpus: 1, step_s: 0.2}"]
+    run(tmp_path / "real", [*LESS, *shared], ROOT / "examples" / "frozenlake.yaml")
+    trace = tmp_path / "real" / "trace.json"
+    events = [json.loads(line.lstrip(",")) for line in trace.read_text().splitlines() if line.lstrip(",")[:1] == "{"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    first = min(event["ts"] for event in events if event["ph"] == "X" and names[event["pid"]] == "iterations")
+    kept = [one for one in events if not (names[one["pid"]].startswith("gen") and one.get("ts", first) < first)]
+    trace.write_text("[\n" + "\n,".join(map(json.dumps, kept)) + "\n]\n")
+    assert len(kept) < len(events)
+    assert calibrate(tmp_path / "real")["simulate"]["hardware"]["fitted"]["overhead_s"] > 0
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "real"
+    run(folder, [*LESS, "run.iterations=5"], ROOT / "examples" / "frozenlake.yaml")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("trace.json", None, "tells of no iterations or turns"),
+        ("trace.json", "[\n", "tells of no iterations or turns"),
+        ("metrics.jsonl", "", "0 iterations after the first"),
+        ("metrics.jsonl", "".join(f'{{"step": {step}}}\n' for step in range(1, 6)), "say nothing of trained_tokens"),
+        ("config.yaml", None, "holds no run"),
+    ],
+)
+def test_a_damaged_run_is_told(
+    real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str | None, told: str
+) -> None:
+    folder = Path(shutil.copytree(real, tmp_path / "copy"))
+    (folder / name).unlink()
+    if text is not None:
+        (folder / name).write_text(text)
+    assert main(["simulate", "--calibrate", str(folder)]) == 2
+    assert told in capsys.readouterr().err
+    assert not (folder / "calibrated.yaml").exists()
+
+
+def test_what_keeps_a_fit_from_being_written_or_meant_is_told(
+    real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(real, tmp_path / "copy"))
+    (folder / "calibrated.yaml").mkdir()
+    assert main(["simulate", "--calibrate", str(folder)]) == 2
+    assert "fit to a copy of the run" in capsys.readouterr().err
+    assert main(["simulate", "other.yaml", "--calibrate", str(real)]) == 2
+    assert "brings its own" in capsys.readouterr().err
+
+
+def test_a_class_that_no_catalog_knows_can_be_fitted(real: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(real, tmp_path / "copy"))
+    tree = yaml.safe_load((folder / "config.yaml").read_text())
+    tree["generation"] |= {"hardware": ["mine"], "affinity": {"default": "mine"}}
+    tree["pools"] = [{"name": "mine", "hardware": "mine", "total": 8}, *tree["pools"]]
+    (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+    assert calibrate(folder)["simulate"]["generation"][0]["hardware"] == "fitted"
 
 
 def test_a_short_run_cannot_be_fitted(tmp_path: Path) -> None:

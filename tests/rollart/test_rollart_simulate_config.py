@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TASKS = {"Shop": {"kind": "env", "env": "sim:shop"}}
 WORLD = {"model": "qwen3-8b", "generation": [{"hardware": "H800", "gpus": 16, "tensor_parallel": 2}],
          "training": {"hardware": "H20", "gpus": 8}, "tasks": {"Shop": "webshop"}}  # fmt: skip
+
+
+PROFILE: dict[str, Any] = {name: {"mean": 3} for name in ("turns", "prompt", "observation", "response")}
 
 
 def test_engines_stand_in_for_the_configured_ones() -> None:
@@ -53,6 +58,20 @@ def test_a_training_configuration_needs_no_section_of_its_own() -> None:
         ({"generation": [{"hardware": "H800", "gpus": 3, "tensor_parallel": 2}]}, "not a multiple"),
         ({"generation": [{"hardware": "H800", "gpus": 8, "role": "prefill"}]}, "need each other"),
         ({"calibration": {"speed": 1.0}}, "is not a constant; there are compute"),
+        ({"calibration": {"training": nan}}, "simulate.calibration.training = nan: expected float > 0"),
+        ({"calibration": {"push_gibs": 0}}, "simulate.calibration.push_gibs = 0"),
+        ({"host": {"cores": 0}}, "simulate.host.cores = 0: expected int >= 1"),
+        ({"host": {"cores": 2, "turn_s": -1}}, "simulate.host.turn_s = -1"),
+        ({"host": {"cores": 2, "turn_s": inf}}, "simulate.host.turn_s = inf"),
+        ({"hardware": {"New": {"tflops": 1}}}, "simulate.hardware.New = .*missing required field memory_gb"),
+        ({"tasks": {"Shop": PROFILE | {"success": 2}}}, "simulate.tasks.Shop.success = 2"),
+        ({"tasks": {"Shop": PROFILE | {"prompt": {"mean": nan}}}}, "simulate.tasks.Shop.prompt.mean = nan"),
+        ({"tasks": {"Shop": PROFILE | {"turns": {"low": 9, "high": 3}}}}, "Shop.turns.*low 9 is above high 3"),
+        (
+            {"tasks": {"Shop": PROFILE | {"turns": {"shape": "uniform"}}}},
+            "Shop.turns.*uniform quantity needs high",
+        ),
+        ({"rewards": {"kind": "dedicated", "hardware": "H900"}}, "simulate.rewards.hardware = 'H900'"),
         ({"training": {"hardware": "H800", "gpus": 0}}, "training.gpus"),
         ({"training": {"hardware": "H900", "gpus": 8}}, "simulate.training.hardware = 'H900'"),
         ({"generation": [{"hardware": "H900", "gpus": 8}]}, "simulate.generation.0.hardware = 'H900'"),

@@ -33,6 +33,20 @@ def test_alone_a_stream_decides_and_together_the_capacity() -> None:
     virtual(run())
 
 
+def test_nothing_passes_a_link_that_is_cut_until_it_is_mended() -> None:
+    async def run() -> float:
+        link = Link(stream=1.0)
+        transfer = asyncio.create_task(link.carry(10.0))
+        await asyncio.sleep(5.0)
+        link.throttle(0.0)
+        await asyncio.sleep(100.0)
+        link.throttle(1.0)
+        await transfer
+        return asyncio.get_running_loop().time()
+
+    assert virtual(run()) == pytest.approx(110.0)
+
+
 def test_a_throttled_link_slows_what_is_under_way() -> None:
     async def run() -> float:
         link = Link(stream=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import time
 
 import yaml
@@ -10,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from rollart.cli.train import log_to
-from rollart.errors import ConfigError
+from rollart.errors import ConfigError, RunExists
 from rollart.observe.dashboard import Dashboard
 from rollart.report import write_report
 from rollart.runtime.folder import RunFolder
+from rollart.runtime.interrupt import EXIT_INTERRUPTED
 from rollart.simulate.calibrate import calibrate
 from rollart.simulate.config import Simulation, load_simulation
 from rollart.simulate.run import Simulated, simulate
@@ -30,16 +32,33 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         raise ConfigError("CONFIG", None, "name a YAML file, or a run with --calibrate RUN")
     folder = RunFolder.of(simulation.config)
+    if folder.exists() and not arguments.overwrite:
+        told = "replace it with --overwrite, or give the new one a name with run.name=..."
+        raise RunExists(f"{folder.path} holds a run already; {told}")
     folder.create(simulation.config, overwrite=arguments.overwrite)
-    try:
-        log_to(folder, console)
-        start = time.process_time()
-        with Dashboard(console) as dashboard:
+    log_to(folder, console)
+    start = time.process_time()
+    with Dashboard(console) as dashboard:
+        try:
             simulated = simulate(simulation, folder, dashboard)
-        seconds = time.process_time() - start
-    finally:
-        folder.close()
+        except KeyboardInterrupt:
+            dashboard.log("interrupted; a simulated run does not go on: start it anew with --overwrite")
+            return EXIT_INTERRUPTED
+        except ConfigError:
+            raise
+        except Exception as error:
+            # The terminal gets the reason, the log file the traceback too.
+            logging.getLogger("rollart").info("the simulation failed", exc_info=True)
+            dashboard.log(f"the simulation failed: {type(error).__name__}: {error}")
+            dashboard.log(f"logs: {folder.logs}")
+            return 1
+        finally:
+            folder.close()
+    seconds = time.process_time() - start
     _show(console, simulation, simulated, summarize(simulation, simulated), seconds)
+    for fault in simulation.world.faults:
+        if fault.at >= simulated.elapsed_s:
+            console.print(f"never happened: the fault {fault.kind} at {fault.at:g} s, as the run ended before")
     console.print(f"report: {write_report([folder.path])}", soft_wrap=True)
     return 0
 
@@ -47,9 +66,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _calibrated(arguments: argparse.Namespace, console: Console) -> Simulation:
     """The world of a real run, written beside it, and the run's own configuration with overrides in that world."""
     words = [str(arguments.config)] if arguments.config is not None else []
+    if words and "=" not in words[0]:
+        raise ConfigError("CONFIG", words[0], "a run that is fitted to brings its own; give overrides alone")
     path = arguments.calibrate / "calibrated.yaml"
-    console.print(f"fitting a world to {arguments.calibrate}: up to half a minute", soft_wrap=True)
-    path.write_text(yaml.safe_dump(calibrate(arguments.calibrate), sort_keys=False), encoding="utf-8")
+    text = yaml.safe_dump(calibrate(arguments.calibrate), sort_keys=False)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        reason = f"the fitted world cannot be written there ({error.strerror}); fit to a copy of the run"
+        raise ConfigError("--calibrate", str(path), reason) from None
     console.print(f"fitted: {path}", soft_wrap=True)
     name = f"{arguments.calibrate.resolve().name}-simulated"
     return load_simulation(path, [f"run.name={name}", *words, *arguments.overrides])
@@ -61,8 +86,8 @@ def _show(console: Console, simulation: Simulation, simulated: Simulated, summar
     for name, value in (
         ("devices", devices),
         ("step time", f"{summary.step_s:.1f} s ({_counted(summary, len(simulated.rows))})"),
-        ("throughput", f"{summary.tokens_per_s:,.0f} tokens/s"),
-        ("cost a trajectory", f"{summary.cost:.3f} H20 hours per thousand"),
+        ("trained", f"{summary.tokens_per_s:,.0f} tokens/s, those of observations among them"),
+        ("cost", f"{summary.cost:.3f} H20 hours for 1,000 trajectories"),
         ("staleness", f"{summary.staleness:.2f} on average, {summary.stale:.1%} thrown away for their age"),
         ("trainer busy", f"{simulated.training_used:.0%}"),
         *((f"{name} generation busy", f"{used:.0%}") for name, used in simulated.generation_used.items()),

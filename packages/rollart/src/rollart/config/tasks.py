@@ -52,11 +52,6 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Each observation shows the whole state, so every turn starts a new context."""
         return False
 
-    @property
-    def actions_per_turn(self) -> int:
-        """The same, as a simulation asks for it."""
-        return self.max_tokens
-
 
 class FrozenLakeConfig(TaskConfig, frozen=True):
     """FrozenLake on random maps. `actions_per_turn` symbols are generated each turn and the last one is the move."""

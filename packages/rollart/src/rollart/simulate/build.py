@@ -19,7 +19,6 @@ from msgspec import Struct
 from llmproxy import AffinityRouter, GenerateRequest, GenerateResult
 from llmproxy.fleet import Fleet, Slot
 from llmproxy.sim import Roofline
-from rollart.config.tasks import EnvConfig
 from rollart.errors import ConfigError
 from rollart.runtime.parts import Parts
 from rollart.runtime.setting import Setting
@@ -215,7 +214,7 @@ def _task(simulation: Simulation, name: str, weather: Weather, rewards: Rewards)
         profile,
         read_episodes(profile.trace),
         seed=config.run.seed,
-        max_tokens=task.max_tokens if isinstance(task, EnvConfig) else task.actions_per_turn,
+        max_tokens=task.max_tokens,
         context=config.generation.max_model_len,
         weather=weather,
         rewards=rewards,

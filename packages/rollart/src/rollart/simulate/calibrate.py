@@ -2,9 +2,10 @@
 
 Where all roles compute on the cores of one machine, the CPU seconds of each are what it has to do, and the simulated
 machine shares its cores among them. What of an engine's goes to launching steps is seen in the evaluation before
-training, when few turns run at once and nobody trains. Elsewhere a turn among n others takes `a + b n` seconds, of
-which `a` is launching its two steps, and a train step `c + d tokens`. What is fitted is written as a section
-`simulate`, to be read and changed like any other (tests/rollart/test_rollart_simulate_calibrate.py).
+training, when few turns run at once and nobody trains; in all turns where there was none. Elsewhere a turn among n
+others takes `a + b n` seconds, of which `a` is launching its two steps, and a train step `c + d tokens`. What is
+fitted is written as a section `simulate`, to be read and changed like any other
+(tests/rollart/test_rollart_simulate_calibrate.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rollart.cli.train import config_of
 from rollart.config import Config
 from rollart.errors import ConfigError
 from rollart.observe.runinfo import read_run
-from rollart.simulate.catalog import GIB
+from rollart.simulate.catalog import GIB, builtin
 from rollart.simulate.config import make_simulation
 from rollart.simulate.lines import Line, between_halves, fit_line
 from rollart.simulate.observed import Observed, number
@@ -63,7 +64,7 @@ def _computing(seen: Observed, cores: int) -> Computing:
     """Of roles that share the cores of a machine: the CPU seconds that each took."""
     each = seen.mean("engines/cpu_s") / seen.turns
     at_once = fmean(count for count, _ in seen.latencies)
-    launching = min(fit_line(seen.alone).start, each * at_once)
+    launching = min(fit_line(seen.alone or seen.latencies).start, each * at_once)
     train = between_halves(seen.points("trained_tokens", "trainer/cpu_s"))
     between = seen.mean("time/record", "time/other")
     return Computing(
@@ -79,7 +80,10 @@ def _computing(seen: Observed, cores: int) -> Computing:
 def _world(config: Config, seen: Observed, computing: Computing) -> dict[str, Any]:
     """The configuration with a section `simulate`."""
     tree: dict[str, Any] = msgspec.to_builtins(config)
-    bare = make_simulation(tree | {"simulate": {"tasks": dict.fromkeys(config.tasks, "tiny-lake")}})
+    anything = dict.fromkeys(config.generation.hardware, msgspec.to_builtins(builtin().hardware["cpu"]))
+    bare = make_simulation(
+        tree | {"simulate": {"tasks": dict.fromkeys(config.tasks, "tiny-lake"), "hardware": anything}}
+    )
     profile = seen.profile()
     parameters = bare.shape.parameters
     tokens = profile["observation"]["mean"] + seen.response

@@ -9,32 +9,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import yaml
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from llmproxy.sim import Device, Shape
 from rollart.errors import ConfigError
-from rollart.simulate.spread import Spread
+from rollart.simulate.spread import Amount, Spread
 
 T = TypeVar("T")
+Positive = Annotated[float, Meta(gt=0, le=1e12)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 GIB = float(1 << 30)
 
 
 class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device of a class; units stand in data/hardware.yaml."""
 
-    tflops: float
-    memory_gb: float
-    bandwidth_tbs: float
-    link_gbs: float
-    network_gbs: float
-    host_gbs: float
-    cost: float
-    node: int
-    overhead_s: float | None = None
+    tflops: Positive
+    memory_gb: Positive
+    bandwidth_tbs: Positive
+    link_gbs: Positive
+    network_gbs: Positive
+    host_gbs: Positive
+    cost: Amount
+    node: Annotated[int, Meta(ge=1)]
+    overhead_s: Amount | None = None
     """Seconds that launching a step of an engine takes, where it is not the calibrated one."""
 
     def device(self, name: str) -> Device:
@@ -55,16 +57,16 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt: Spread
     observation: Spread
     response: Spread
-    instance: float = 0.0
+    instance: Amount = 0.0
     latest_only: bool = False
     reset_s: Spread = Spread()
     step_s: Spread = Spread()
     reward_s: Spread = Spread()
-    reset_fails: float = 0.0
+    reset_fails: Share = 0.0
     reset_fail_s: Spread = Spread()
-    step_fails: float = 0.0
-    success: float = 0.5
-    uniform: float = 0.0
+    step_fails: Share = 0.0
+    success: Share = 0.5
+    uniform: Share = 0.0
     trace: str = ""
     """A file of recorded episodes, one JSON object a line, to draw from instead."""
 
@@ -72,16 +74,16 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Calibration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fitted constants; what each was fitted to stands in data/calibration.yaml."""
 
-    compute: float
-    memory: float
-    overhead_s: float
-    training: float
-    training_s: float
-    push_gibs: float
-    pull_gibs: float
-    load_gibs: float
-    broadcast_gibs: float
-    broadcast_start_s: float
+    compute: Positive
+    memory: Positive
+    overhead_s: Amount
+    training: Positive
+    training_s: Amount
+    push_gibs: Positive
+    pull_gibs: Positive
+    load_gibs: Positive
+    broadcast_gibs: Positive
+    broadcast_start_s: Amount
 
 
 class Catalog(Struct, frozen=True):
@@ -99,8 +101,8 @@ class Catalog(Struct, frozen=True):
     def shape(self, name: str) -> Shape:
         return _named("simulate.model", self.models, name)
 
-    def profile(self, name: str) -> Profile:
-        return _named("simulate.tasks", self.tasks, name)
+    def profile(self, name: str, key: str = "simulate.tasks") -> Profile:
+        return _named(key, self.tasks, name)
 
 
 @cache

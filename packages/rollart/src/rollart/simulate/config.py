@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import ceil, floor
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,11 +21,11 @@ from rollart.config import Config, load, parse_config
 from rollart.config.tasks import AnyTask, FrozenLakeConfig
 from rollart.errors import ConfigError
 from rollart.plan import tiny_parameters
-from rollart.simulate.catalog import Calibration, Catalog, Hardware, Profile, builtin
+from rollart.simulate.catalog import Calibration, Catalog, Hardware, Positive, Profile, Share, builtin
+from rollart.simulate.spread import Amount
 
+T = TypeVar("T")
 Count = Annotated[int, Meta(ge=1)]
-Positive = Annotated[float, Meta(gt=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class _Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +57,7 @@ class TrainingConfig(_Section, frozen=True):
     proximal: bool = True
     recompute: bool = True
     """Activations are computed again for the gradient, as 32k contexts need."""
-    step_s: Annotated[float, Meta(ge=0)] | None = None
+    step_s: Amount | None = None
     """Seconds of a train step that do not depend on its batch; not given, the calibrated ones."""
     push_streams: Count = 1
     """How many ranks push their parts of the weights into the store at the same time."""
@@ -69,7 +69,7 @@ class HostConfig(_Section, frozen=True):
     """
 
     cores: Count
-    turn_s: Annotated[float, Meta(ge=0)] = 0.0
+    turn_s: Amount = 0.0
     """CPU seconds of the driver for a turn."""
 
 
@@ -83,9 +83,9 @@ class RewardsConfig(_Section, frozen=True):
     gpus: Count = 1
     together: Count = 8
     """Trajectories that one dedicated device scores at a time."""
-    call_s: Annotated[float, Meta(ge=0)] = 0.0
+    call_s: Amount = 0.0
     """Network time of a serverless call."""
-    cold_s: Annotated[float, Meta(ge=0)] = 0.0
+    cold_s: Amount = 0.0
     """How long a serverless instance that has nothing to do stays."""
 
 
@@ -98,7 +98,7 @@ class FaultConfig(_Section, frozen=True):
     """
 
     kind: Literal["node", "freeze", "link", "environments"]
-    at: Annotated[float, Meta(ge=0)]
+    at: Amount
     for_s: Positive = 600.0
     count: Count = 1
     factor: Share = 0.5
@@ -215,10 +215,19 @@ def make_simulation(tree: Mapping[str, Any]) -> Simulation:
 
 
 def _world(tree: Any) -> SimulateConfig:
+    for section, kind in (("hardware", Hardware), ("tasks", Profile)):  # an error says the name of the entry
+        named = tree.get(section) if isinstance(tree, Mapping) else None
+        for name, value in named.items() if isinstance(named, Mapping) else ():
+            if isinstance(value, Mapping):
+                _convert(value, f"simulate.{section}.{name}", kind)
+    return _convert(tree, "simulate", SimulateConfig)
+
+
+def _convert(tree: Any, key: str, kind: type[T]) -> T:
     try:
-        return msgspec.convert(tree, SimulateConfig, strict=False)
+        return msgspec.convert(tree, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise load._located(error, tree, "simulate", SimulateConfig) from None
+        raise load._located(error, tree, key, kind) from None
 
 
 def _filled(tree: dict[str, Any], world: SimulateConfig) -> dict[str, Any]:
@@ -251,7 +260,7 @@ def _catalog(world: SimulateConfig) -> Catalog:
     for name in world.calibration.keys() - constants.keys():
         reason = f"is not a constant; there are {', '.join(constants)}"
         raise ConfigError(f"simulate.calibration.{name}", world.calibration[name], reason)
-    calibration = Calibration(**(constants | world.calibration))
+    calibration = _convert(constants | world.calibration, "simulate.calibration", Calibration)
     return msgspec.structs.replace(known, hardware={**known.hardware, **world.hardware}, calibration=calibration)
 
 
@@ -267,7 +276,7 @@ def _profile(name: str, task: AnyTask, world: SimulateConfig, catalog: Catalog) 
     if isinstance(given, Profile):
         return given
     if given is not None:
-        return catalog.profile(given)
+        return catalog.profile(given, f"simulate.tasks.{name}")
     if isinstance(task, FrozenLakeConfig):
         return catalog.profile("tiny-lake")
     if name.lower() in catalog.tasks:
@@ -289,6 +298,8 @@ def _check(simulation: Simulation) -> None:
         if fleet.gpus % fleet.tensor_parallel:
             reason = f"is not a multiple of tensor_parallel {fleet.tensor_parallel}"
             raise ConfigError(f"simulate.generation.{index}.gpus", fleet.gpus, reason)
+    if simulation.world.rewards.kind == "dedicated":
+        simulation.catalog.device(simulation.world.rewards.hardware, "simulate.rewards.hardware")
     _check_faults(simulation)
     proxies = simulation.config.generation.proxies
     if proxies > 1:

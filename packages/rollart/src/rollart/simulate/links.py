@@ -63,7 +63,7 @@ class Link:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._ends:
+        if self._ends and self._rate:  # nothing arrives while nothing is carried
             wait = max(0.0, self._ends[0][0] - self._carried) / self._rate
             self._timer = asyncio.get_running_loop().call_later(wait, self._tick)
 

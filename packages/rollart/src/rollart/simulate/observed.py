@@ -24,6 +24,7 @@ from rollart.observe.trace import ITERATIONS, TRAJECTORIES, Event, read_trace
 _SKIPPED = 1
 _ENOUGH = 3
 _ENDS = [f"ledger/{column}" for column in ("delivered", "surplus", "stale", "filtered", "failed", "cancelled")]
+_NEEDED = ("trained_tokens", "tokens_per_s", "time/train")
 _PAUSES = ("suspend", "update", "resume", "probe", "eval")
 
 Span = tuple[str, float, float, dict[str, Any]]
@@ -33,7 +34,7 @@ Latency = tuple[float, float]
 
 
 class Observed:
-    """A run of one task. Raises RunMissing when it is too short to say anything."""
+    """A run of one task. Raises RunMissing when it is too short, or was not recorded well enough, to say anything."""
 
     def __init__(self, run: Path, config: Config) -> None:
         rows = read_metrics(run)
@@ -42,7 +43,12 @@ class Observed:
             raise RunMissing(f"{run} has {len(self.rows)} iterations after the first; a fit needs {_ENOUGH}")
         self._before = rows[_SKIPPED - 1]
         self._config = config
+        for column in _NEEDED:
+            if not any(number(row, column) for row in self.rows):
+                raise RunMissing(f"{run} has iterations that say nothing of {column}; they cannot be fitted to")
         self._spans = _spans(run)
+        if not self._spans.get(ITERATIONS) or not self.latencies:
+            raise RunMissing(f"{run}/trace.json tells of no iterations or turns of the run, which a fit needs")
 
     def mean(self, *keys: str) -> float:
         """Of the sum of these columns, and never 0."""
@@ -159,7 +165,7 @@ def _spans(run: Path) -> dict[str, list[Span]]:
     found: dict[str, list[Span]] = defaultdict(list)
     for event in events:
         if event.ph == "X":
-            name = names[event.pid]
+            name = names.get(event.pid, "")
             found[f"{name}-{event.tid}" if name == TRAJECTORIES else name].append(_span(event))
     return dict(found)
 

@@ -76,6 +76,9 @@ async def _simulate(simulation: Simulation, folder: RunFolder, dashboard: Dashbo
     write_run(folder.path, info)
     try:
         await beside(run.go(asyncio.Event()), happen(world))
+    except asyncio.CancelledError:
+        info.status, info.reason = "interrupted", "a simulated run does not go on; start it anew"
+        raise
     except BaseException as error:
         info.status, info.reason = "failed", f"{type(error).__name__}: {error}"
         raise

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import exp, inf, log, sqrt
 from random import Random
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+Amount = Annotated[float, Meta(ge=0, le=1e12)]
 Sampler = Callable[[Random], float]
 
 
@@ -21,11 +22,17 @@ class Spread(Struct, frozen=True, forbid_unknown_fields=True):
     lies between them.
     """
 
-    mean: float = 0.0
-    std: float = 0.0
+    mean: Amount = 0.0
+    std: Amount = 0.0
     shape: Literal["lognormal", "normal", "uniform"] = "lognormal"
-    low: float = 0.0
-    high: float = inf
+    low: Amount = 0.0
+    high: Annotated[float, Meta(ge=0)] = inf
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low:g} is above high {self.high:g}")
+        if self.shape == "uniform" and self.high == inf:
+            raise ValueError("a uniform quantity needs high")
 
     @property
     def average(self) -> float:
