@@ -295,6 +295,30 @@ def test_a_given_setting_that_holds_no_model_is_compared_with_nothing(monkeypatc
     assert plan.start is None and plan.best[0].candidate.generation[0].tensor_parallel == 8
 
 
+@pytest.mark.parametrize("mode", ["sync", "sync_plus", "one_off"])
+def test_modes_whose_batch_has_one_version_keep_their_alpha(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    pretend(monkeypatch, lambda candidate: 100.0)
+    words = {"run": TREE["run"] | {"mode": mode}, "buffer": TREE["buffer"] | {"alpha": 0.0}}
+    plan = Search(TREE | words, width=4, rounds=(3,)).plan([GPUS])
+    assert {one.candidate.alpha for one in plan.best} == {0.0}
+
+
+def test_devices_that_score_stand_beside_those_that_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, lambda candidate: 100.0)
+    judges = {"rewards": {"kind": "dedicated", "hardware": "H800", "gpus": 2}}
+    assert Search(TREE | {"simulate": TREE["simulate"] | judges}, width=1, rounds=(3,)).plan([GPUS]).start is not None
+
+
+def test_devices_that_are_shared_are_no_candidate_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, lambda candidate: 100.0)
+    world = {
+        "generation": [{"hardware": "H800", "gpus": 16}],
+        "training": {"hardware": "H800", "gpus": 16, "shared": True},
+    }
+    shared = TREE | {"simulate": TREE["simulate"] | world}
+    assert Search(shared, width=1, rounds=(3,)).plan([{"H800": 32}]).start is None
+
+
 def test_what_cannot_hold_the_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="leaves others that hold the model"):
         Search(TREE).plan([{"H800": 8}])

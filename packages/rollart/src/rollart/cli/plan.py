@@ -121,10 +121,11 @@ def _show(console: Console, plan: Plan) -> None:
     if plan.start is not None:
         console.print("what each change buys, one after the other:")
         before = plan.start
+        wide = max([len("altogether"), *(len(name) for name, _ in plan.steps)])
         for name, judged in plan.steps:
-            console.print(f"  {name:12} {_gain(before, judged, plan.margin)}")
+            console.print(f"  {name:{wide}} {_gain(before, judged, plan.margin)}")
             before = judged
-        console.print(f"  altogether   {_gain(plan.start, plan.best[0], plan.margin)}")
+        console.print(f"  {'altogether':{wide}} {_gain(plan.start, plan.best[0], plan.margin)}")
 
 
 def _gain(before: Judged, after: Judged, margin: float) -> str:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rollart.errors import ConfigError
+from rollart.pipeline.modes import MODES
 from rollart.planner.candidate import Candidate, Part, steps_between
 from rollart.planner.estimate import demand_of, engine_seconds, estimate
 from rollart.planner.judge import Judged, Judges, margin
@@ -71,8 +72,8 @@ class Search:
         self._width = width
         self._rounds = rounds
         self._given = make_simulation(tree)
-        alpha = self._given.config.buffer.alpha
-        self._alphas = tuple(alphas) if alphas else tuple(dict.fromkeys((alpha, alpha + 1)))
+        alpha, mode = self._given.config.buffer.alpha, MODES[self._given.config.run.mode]
+        self._alphas = tuple(alphas) if alphas else (alpha,) if mode.hold else (alpha, alpha + 1)
         self._judges = Judges(tree, processes, tell)
         self._start: Candidate | None = None
         self._order: dict[Candidate, int] = {}
@@ -85,7 +86,7 @@ class Search:
             raise ConfigError("gpus", list(map(dict, fleets)), reason)
         self._judges.by = divisor(self._given, min(sum(fleet.values()) for fleet in fleets))
         given = given_candidate(self._given)
-        fits = dict(self._given.gpus) in [dict(fleet) for fleet in fleets] and _holds(self._given)
+        fits = _used(given) in [dict(fleet) for fleet in fleets] and _can_be(self._given)
         self._start = given if fits else None
         first = [given] if self._start is not None else []
         self._order = {candidate: place for place, candidate in enumerate(dict.fromkeys(first + ranked))}
@@ -210,11 +211,15 @@ def _but_split(candidate: Candidate) -> tuple[object, ...]:
 
 
 def _devices(candidate: Candidate) -> frozenset[tuple[str, int]]:
-    """How many of each class it uses."""
+    return frozenset(_used(candidate).items())
+
+
+def _used(candidate: Candidate) -> dict[str, int]:
+    """How many of each class it uses; devices that score stand beside them."""
     gpus = Counter({candidate.training.hardware: candidate.training.gpus})
     for part in candidate.generation:
         gpus[part.hardware] += part.gpus
-    return frozenset(gpus.items())
+    return dict(gpus)
 
 
 def prefill_apart(given: Simulation, fleet: Sequence[Part]) -> Iterator[tuple[Part, ...]]:
@@ -262,8 +267,10 @@ def fleets_within(catalog: Catalog, classes: Sequence[str], budget: float) -> li
     return found
 
 
-def _holds(given: Simulation) -> bool:
-    """Whether every engine has room for the model."""
+def _can_be(given: Simulation) -> bool:
+    """Whether a candidate can be as it is: the trainer has devices of its own, every engine room for the model."""
+    if given.training.shared:
+        return False
     try:
         return all(speed_of(given, fleet).capacity > 0 for fleet in given.fleets)
     except ValueError:
