@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -272,6 +273,25 @@ def test_an_interrupted_search_writes_the_best_so_far(
     told = capsys.readouterr().out
     assert "interrupted; the best so far" in told and "2 simulated" in told
     assert load_simulation(out).gpus == GPUS
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_both_signals_end_a_search_before_anything_is_known(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = tmp_path / "given.yaml", tmp_path / "planned.yaml"
+    config.write_text(yaml.safe_dump(TREE))
+    before = signal.getsignal(signal.SIGTERM)
+
+    def told(candidate: Candidate) -> float:
+        signal.raise_signal(number)
+        return 1.0
+
+    pretend(monkeypatch, told)
+    words = ["plan", str(config), "--gpus", "h800=24,h20=8", "--out", str(out), "--processes", "1"]
+    assert main(words) == 130
+    assert "interrupted; nothing was simulated before" in capsys.readouterr().out
+    assert not out.exists() and signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize("simulated", [0, 1])

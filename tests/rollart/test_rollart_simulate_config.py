@@ -60,6 +60,8 @@ def test_a_training_configuration_needs_no_section_of_its_own() -> None:
         ({"calibration": {"speed": 1.0}}, "is not a constant; there are compute"),
         ({"calibration": {"training": nan}}, "simulate.calibration.training = nan: expected float > 0"),
         ({"calibration": {"push_gibs": 0}}, "simulate.calibration.push_gibs = 0"),
+        ({"batch": 0.5}, "simulate.batch = 0.5"),
+        ({"stall_s": 1e12}, "simulate.stall_s = 1000000000000.0"),
         ({"host": {"cores": 0}}, "simulate.host.cores = 0: expected int >= 1"),
         ({"host": {"cores": 2, "turn_s": -1}}, "simulate.host.turn_s = -1"),
         ({"host": {"cores": 2, "turn_s": inf}}, "simulate.host.turn_s = inf"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 from collections.abc import Mapping
 from math import inf
 from typing import Any
@@ -45,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     mixtures = f"{len(fleets)} mixtures of devices" if len(fleets) > 1 else "these devices"
     console.print(f"ranking the ways to use {mixtures} by the closed form")
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end it with the best so far
     try:
         plan, status = search.plan(fleets), 0
     except (KeyboardInterrupt, Broken) as error:
@@ -56,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         if so_far is None:
             return status
         plan = so_far
+    finally:
+        signal.signal(signal.SIGTERM, before)
     by = plan.best[0].by
     part = f", one in {by} of their devices, groups and environments" if by > 1 else ""
     console.print(f"{plan.considered} candidates by the closed form, {plan.simulated} simulated{part}")

@@ -132,9 +132,9 @@ class SimulateConfig(_Section, frozen=True):
     placement: Literal["trajectory", "group"] = "trajectory"
     """Members of a group are requests of their own, or all go to one engine, as one request for several answers does.
     """
-    stall_s: Positive = 50_000.0
+    stall_s: Annotated[float, Meta(gt=0, le=1e7)] = 50_000.0
     """Simulated seconds without a train step after which the run is taken to hang."""
-    batch: Positive = 256.0
+    batch: Annotated[float, Meta(ge=1, le=1e12)] = 256.0
     """The most sequences that an engine runs at once."""
 
 
