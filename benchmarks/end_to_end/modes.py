@@ -10,6 +10,7 @@ step; `--small` has a third of it, where a step is half the longest episode and 
     python benchmarks/end_to_end/modes.py            three rounds of three counted iterations (or --rounds N)
     python benchmarks/end_to_end/modes.py --small    the same with a third of the batch
     python benchmarks/end_to_end/modes.py --quick    one round of two
+    python benchmarks/end_to_end/modes.py --against areal    rollart and this mode only
     python benchmarks/end_to_end/modes.py --learn    whole trainings of rollart and areal: time to a success rate
 """
 
@@ -19,6 +20,7 @@ import argparse
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +50,12 @@ BARE = ["eval.every=1000", "eval.episodes=8", "checkpoint.every=1000"]
 SUCCESS = 0.7
 
 
-def round_of(iterations: int, number: int, folder: Path, size: list[str]) -> dict[str, Measured]:
+def round_of(
+    modes: Sequence[str], iterations: int, number: int, folder: Path, size: list[str]
+) -> dict[str, Measured]:
     measured = {}
-    for mode, alpha in MODES.items():
-        words = [f"run.mode={mode}", alpha, f"run.seed={number}", *SLOW, *LONG, *size, *BARE]
+    for mode in modes:
+        words = [f"run.mode={mode}", MODES[mode], f"run.seed={number}", *SLOW, *LONG, *size, *BARE]
         words.append(f"run.iterations={WARM_UP + iterations + CLOSING}")
         measured[mode] = measure(CONFIG, folder, f"{mode}-{number}", words)
         one = measured[mode]
@@ -62,7 +66,8 @@ def round_of(iterations: int, number: int, folder: Path, size: list[str]) -> dic
 def speed(rounds: list[dict[str, Measured]]) -> list[dict[str, Any]]:
     ours = [one["rollart"] for one in rounds]
     rows = []
-    for mode in MODES:
+    modes = list(rounds[0])
+    for mode in modes:
         if mode == "rollart":
             continue
         theirs = [one[mode] for one in rounds]
@@ -79,7 +84,7 @@ def speed(rounds: list[dict[str, Measured]]) -> list[dict[str, Any]]:
                 higher_is_better=True,
             )
         )
-    for mode in MODES:
+    for mode in modes:
         runs = [one[mode] for one in rounds]
         for metric, values in (
             ("evicted as stale", [m.stale for m in runs]),
@@ -127,6 +132,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one round of two counted iterations")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="a third of the batch")
+    parser.add_argument("--against", choices=[mode for mode in MODES if mode != "rollart"], help="this mode only")
     parser.add_argument("--learn", action="store_true", help="time to a success rate instead of speed")
     parser.add_argument("--seeds", type=int, default=2, help="of --learn")
     arguments = parser.parse_args()
@@ -137,10 +143,13 @@ def main() -> int:
             return 0
         iterations, size = (2 if arguments.quick else ITERATIONS), (SMALL if arguments.small else LARGE)
         numbers = range(1 if arguments.quick else arguments.rounds)
-        rounds = [round_of(iterations, number, Path(folder), size) for number in numbers]
+        modes = ("rollart", arguments.against) if arguments.against else tuple(MODES)
+        rounds = [round_of(modes, iterations, number, Path(folder), size) for number in numbers]
     how = (" --small" if arguments.small else "") + (" --quick" if arguments.quick else "")
     how += f" --rounds {arguments.rounds}" if arguments.rounds != 3 else ""
-    write("modes_small" if arguments.small else "modes", f"python benchmarks/end_to_end/modes.py{how}", speed(rounds))
+    how += f" --against {arguments.against}" if arguments.against else ""
+    name = "_".join(filter(None, ("modes", "small" if arguments.small else "", arguments.against)))
+    write(name, f"python benchmarks/end_to_end/modes.py{how}", speed(rounds))
     return 0
 
 
