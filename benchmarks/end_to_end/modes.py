@@ -4,8 +4,8 @@ FrozenLake with few holes and many turns, so that episodes are long-tailed; an i
 turn, clipped at 0, and of 0.2 s a reward. The modes take turns, so that a noisy machine hits all. Reports an
 iteration's seconds, trained tokens a second, and the shares of trajectories that were thrown away for their age and
 that were trained beyond the bound. Generation, environments and the trainer share two cores here, so what overlap can
-win is less than on devices of their own. A batch is so large that engines, not the longest episode, set the time of a
-step; `--small` has a third of it, where a step is half the longest episode and every bound must cost something.
+win is less than on devices of their own. Episodes that take longer than the steps that they may live through are lost
+to every bound: the larger a batch, and the slower its step, the fewer they are; `--small` has a third of it.
 
     python benchmarks/end_to_end/modes.py            three rounds of three counted iterations (or --rounds N)
     python benchmarks/end_to_end/modes.py --small    the same with a third of the batch
