@@ -41,7 +41,7 @@ class Result(msgspec.Struct, kw_only=True):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small part of each experiment")
+    parser.add_argument("--quick", action="store_true", help="a small part of each experiment; printed, not kept")
     parser.add_argument("--only", help=f"some of {', '.join(EXPERIMENTS)}")
     parser.add_argument("--plots", type=Path, help="a folder for drawings")
     arguments = parser.parse_args()
@@ -58,8 +58,6 @@ def main() -> int:
         print(f"  {name}: {time.process_time() - start:.0f} CPU s", flush=True)
         if not arguments.quick:
             _write(rows + _kept(names))
-    if arguments.quick:
-        _write(rows, " --quick")
     if arguments.plots is not None:
         draw(rows, arguments.plots)
     return 0
@@ -70,16 +68,14 @@ def _kept(names: list[str]) -> list[Row]:
     if not RESULTS.is_file():
         return []
     before = msgspec.json.decode(RESULTS.read_bytes(), type=Result)
-    if before.command.endswith("--quick"):
-        return []
     return [row for row in before.rows if row.metric.partition(":")[0] not in names]
 
 
-def _write(rows: list[Row], how: str = "") -> None:
+def _write(rows: list[Row]) -> None:
     order = list(EXPERIMENTS)
     rows = sorted(rows, key=lambda row: order.index(row.metric.partition(":")[0]))
     cpu = f"{platform.machine()}, {os.cpu_count()} cores"
-    result = Result(command=Result.__struct_defaults__[1] + how, cpu=cpu, rows=rows)
+    result = Result(cpu=cpu, rows=rows)
     RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 
 
