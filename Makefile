@@ -31,7 +31,7 @@ test: browser sync lint types ## lint, types and all tests but the slow ones
 	$(TESTS) -m "not slow"
 
 fast: sync ## the selection under 60 seconds: no engines, no servers
-	$(BIN)/python -m pytest -m "not slow and not real and not engine" -q
+	$(BIN)/python -m pytest -m "not slow and not real and not engine and not seconds" -q
 
 test-slow: sync ## the tests that take up to an hour
 	$(TESTS) -m slow

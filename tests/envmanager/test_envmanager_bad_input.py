@@ -85,6 +85,7 @@ async def test_what_is_of_another_kind_is_refused_before_anything_runs(name: str
         await collect(**given)
 
 
+@pytest.mark.seconds
 async def test_a_plain_function_as_a_reward_is_told_what_to_do() -> None:
     reward: Any = lambda trajectory: 1.0  # noqa: E731
     with pytest.raises(Starved, match=r"the reward client is not async; wrap it: rewards.LocalReward"):

@@ -92,7 +92,7 @@ class Holds(Good):
         (Endless, "termination", "max_episode_steps=100"),
         (Unseeded, "determinism", "reset(seed)"),
         (Shared, "isolation", "keep it in self"),
-        (Holds, "loop", "remove `blocking = False`"),
+        pytest.param(Holds, "loop", "remove `blocking = False`", marks=pytest.mark.seconds),
     ],
 )
 async def test_each_broken_rule_is_found(env, rule, said):

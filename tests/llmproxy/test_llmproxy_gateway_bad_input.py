@@ -10,6 +10,8 @@ from tests.llmproxy.gateways import ask, serving
 
 from llmproxy.standin import StandIn
 
+pytestmark = pytest.mark.seconds
+
 GENERATE, COMPLETE, CHAT = "/inference/v1/generate", "/v1/completions", "/v1/chat/completions"
 
 BAD: dict[str, tuple[str, bytes, str]] = {

@@ -13,6 +13,8 @@ from llmproxy.gateway import GatewayConfig
 from llmproxy.gateway.client import Client
 from llmproxy.standin import StandIn
 
+pytestmark = pytest.mark.seconds
+
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-trajectory-id: t\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 GOOD = b'{"prompt": "abc", "max_tokens": 3}'

@@ -12,6 +12,8 @@ import torch
 
 from rollart.algorithms import ObjectiveConfig, Tokens, aggregation_weights, objective
 
+pytestmark = pytest.mark.seconds
+
 REWARDS = torch.tensor([0.0, 1.0, 0.6, 0.2], dtype=torch.float64)
 # Three versions of the policy; the newest is last. A batch holds tokens of all of them.
 VERSIONS = torch.log_softmax(

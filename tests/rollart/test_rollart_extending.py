@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.seconds
+
 MANUAL = Path(__file__).parents[2] / "docs" / "extending.md"
 
 

@@ -24,6 +24,8 @@ from rollart.simulate.errors import Broken
 from rollart.simulate.run import Simulated
 from rollart.simulate.summary import Summary
 
+pytestmark = pytest.mark.seconds
+
 TREE: dict[str, Any] = {
     "run": {"name": "judged", "iterations": 3},
     "tasks": {"Math": {"kind": "env", "env": "sim:math", "max_tokens": 2048, "max_turns": 3}},

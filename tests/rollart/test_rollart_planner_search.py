@@ -34,6 +34,8 @@ from rollart.simulate.config import load_simulation, make_simulation
 from rollart.simulate.run import Simulated
 from rollart.simulate.summary import Summary
 
+pytestmark = pytest.mark.seconds
+
 TREE: dict[str, Any] = {
     "run": {"name": "planned", "iterations": 3},
     "tasks": {

@@ -13,6 +13,8 @@ from rollart.planner.search import given_candidate
 from rollart.planner.shrink import divisor, shrunk
 from rollart.simulate.config import load_simulation, make_simulation, read_tree
 
+pytestmark = pytest.mark.seconds
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

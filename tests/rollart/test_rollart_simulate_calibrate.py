@@ -20,6 +20,8 @@ from rollart.simulate.lines import fit_line
 from rollart.simulate.run import simulate
 from rollart.simulate.summary import Summary, summarize
 
+pytestmark = pytest.mark.seconds
+
 ROOT = Path(__file__).resolve().parents[2]
 LESS = ["run.iterations=7", "buffer.batch_groups=6", "rollout.concurrency=64", "eval.episodes=8", "eval.every=1000"]
 OTHER = ["buffer.batch_groups=3", "rollout.concurrency=24"]

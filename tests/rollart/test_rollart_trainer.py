@@ -19,6 +19,8 @@ from rollart.trainers import TorchTrainer, TrainBatch, TrainerConfig, TrainerSta
 from rollart.trainers.micro_batch import share
 from weightsync import FileStore, Publisher, ShardedSubscriber
 
+pytestmark = pytest.mark.seconds
+
 ALLOWED = (9, 10, 11, 12)
 CONFIG = TrainerConfig(lr=1e-2, minibatches=2, objective=ObjectiveConfig(loss="tis", entropy_coef=0.01))
 

@@ -19,6 +19,8 @@ import pytest
 from weightsync import FileStore, Publisher, Subscriber
 from weightsync.mooncake_master import MooncakeMaster
 
+pytestmark = pytest.mark.seconds
+
 MIB = 1 << 20
 MODEL, BUCKET = 24 * MIB, 12 * MIB
 # What does not grow with the buckets: masks, positions, thread stacks.
