@@ -4,6 +4,7 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 from tests.envmanager.fakes import served
 
@@ -17,6 +18,7 @@ def test_readme(capsys):
     assert capsys.readouterr().out.endswith("[4, 4, 4]\n")
 
 
+@pytest.mark.seconds
 async def test_evaluate_example(capsys):
     async def handler(request: web.Request) -> web.Response:
         return web.json_response({"choices": [{"message": {"content": "right"}}]})

@@ -40,6 +40,7 @@ def makespan(router: Router, *, trajectories: int = 900, seed: int = 0, sizes: t
         return runner.run(play())
 
 
+@pytest.mark.seconds
 def test_it_converges_to_the_assignment_with_the_least_makespan_and_does_not_flap() -> None:
     fixed = {}
     for names in product(("H800", "H20"), repeat=len(TASKS)):

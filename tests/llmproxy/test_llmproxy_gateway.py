@@ -179,6 +179,7 @@ async def test_a_request_under_way_goes_on_over_an_update() -> None:
         assert choice["token_ids"] == before + expected([1, 2, 3, *before], 20 - first["end"], 1)
 
 
+@pytest.mark.seconds
 async def test_nobody_can_serve() -> None:
     async with serving() as at:
         reply = await ask(at.port, "POST", "/v1/completions", BODIES["/v1/completions"], x_trajectory_id="t")

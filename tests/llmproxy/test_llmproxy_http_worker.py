@@ -69,6 +69,7 @@ async def test_interrupt_keeps_what_was_made_and_another_call_goes_on() -> None:
         assert result.token_ids == expected([1, 2, 3], 40) and len(result.logprobs) == 40
 
 
+@pytest.mark.seconds
 async def test_interrupt_of_a_server_that_does_not_answer_still_returns_the_partial() -> None:
     class Deaf(StandIn):
         async def answer(self, method, path, headers, body, writer) -> bool:

@@ -63,5 +63,6 @@ def test_errors_survive_pickling(error: llmproxy.LLMProxyError) -> None:
 
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL))
+@pytest.mark.seconds
 def test_the_readme_runs(code: str) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)

@@ -51,6 +51,7 @@ async def test_enter_and_leave() -> None:
     await proxy.close()
 
 
+@pytest.mark.seconds
 async def test_the_barrier() -> None:
     proxy = LLMProxy([SimWorker("a")], config=ProxyConfig(patience=0.05))
     await proxy.suspend()

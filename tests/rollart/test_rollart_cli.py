@@ -158,6 +158,7 @@ def test_a_model_that_cannot_be_cut_leaves_no_folder(tmp_path: Path, capsys: pyt
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.seconds
 def test_a_closed_output_is_no_obstacle(tmp_path: Path) -> None:
     script = f'exec "{sys.executable}" -m rollart.cli.main train "{tmp_path / "none.yaml"}" >&-'
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from rollart.runtime.cpu import CpuClock
 
 BURN = "import sys, time\nwhile time.process_time() < {}: pass\nprint('done', flush=True)\nsys.stdin.read()"
@@ -25,6 +27,7 @@ def burning(seconds: float, through_a_child: bool = False) -> Iterator[int]:
         process.stdin.close()
 
 
+@pytest.mark.seconds
 def test_each_role_has_its_processes_and_their_children() -> None:
     with burning(0.3) as engine, burning(0.6, through_a_child=True) as trainer:
         spent = CpuClock({"engines": lambda: [engine], "trainer": lambda: [trainer]})()

@@ -73,6 +73,7 @@ class World:
     "trajectories",
     [50_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
 )
+@pytest.mark.seconds
 async def test_a_long_run_balances_its_ledger(trajectories: int) -> None:
     world = World(keys=trajectories // GROUP)
     producers = [asyncio.create_task(world.produce()) for _ in range(256)]
