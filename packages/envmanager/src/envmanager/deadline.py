@@ -61,7 +61,8 @@ class _Timer:
 
     def _look(self, now: float) -> None:
         self.set = False
-        for deadline in list(self.running):
+        while self.running:
+            deadline = next(iter(self.running))
             if deadline.when > now:
                 self._set(deadline.when)
                 return

@@ -15,11 +15,12 @@ log = logging.getLogger(__name__)
 
 
 def tell_in_a_line() -> None:
-    """From now on; failures of actors that are not ours are told as before."""
+    """From now on; failures of actors that are not ours are told as before, and all where Ray has no such handler."""
     from ray._private import worker
 
-    if not getattr(worker._unhandled_error_handler, "is_ours", False):
-        worker._unhandled_error_handler = _teller(worker._unhandled_error_handler)
+    before = getattr(worker, "_unhandled_error_handler", None)
+    if before is not None and not getattr(before, "is_ours", False):
+        worker._unhandled_error_handler = _teller(before)
 
 
 def _teller(before: Callable[[Exception], None]) -> Callable[[Exception], None]:

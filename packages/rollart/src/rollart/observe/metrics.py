@@ -31,17 +31,9 @@ from rollart.observe.files import replace_file
 
 Row = dict[str, int | float | None]
 
-LEDGER_COLUMNS = (
-    "issued",
-    "running",
-    "buffered",
-    "delivered",
-    "surplus",
-    "stale",
-    "filtered",
-    "failed",
-    "cancelled",
-)
+LEDGER_ENDS = ("delivered", "surplus", "stale", "filtered", "failed", "cancelled")
+"""The columns of trajectories that have ended."""
+LEDGER_COLUMNS = ("issued", "running", "buffered", *LEDGER_ENDS)
 REQUIRED = (
     "step",
     "version",
@@ -124,6 +116,11 @@ def read_metrics(folder: Path | str) -> list[Row]:
     lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
     # What follows the last newline is empty, or torn.
     return [_decode(path, number, line) for number, line in enumerate(lines[:-1], 1)]
+
+
+def wall_seconds(row: Row) -> float:
+    """Of an iteration: its parts sum to it."""
+    return sum(value or 0.0 for key, value in row.items() if key.startswith("time/"))
 
 
 def histogram(prefix: str, values: Iterable[int]) -> Row:

@@ -16,7 +16,7 @@ import yaml
 
 from rollart.errors import RunMissing
 from rollart.observe.errors import CorruptFile
-from rollart.observe.metrics import LEDGER_COLUMNS, REQUIRED, Row, read_metrics
+from rollart.observe.metrics import LEDGER_COLUMNS, REQUIRED, Row, read_metrics, wall_seconds
 from rollart.observe.runinfo import RunInfo, read_run
 from rollart.observe.trace import read_trace
 from rollart.report.timeline import Window, windows
@@ -130,7 +130,7 @@ def _renamed(column: Column, prefix: str) -> Column:
 def _evaluations(rows: list[Row]) -> list[Evaluation]:
     found = []
     if rows and (before := rows[0].get("eval/success_before")) is not None:
-        began = (rows[0].get("time") or 0.0) - _wall(rows[0])
+        began = (rows[0].get("time") or 0.0) - wall_seconds(rows[0])
         found.append(Evaluation(int(rows[0]["step"] or 1) - 1, max(began, 0.0), before))
     for row in rows:
         if (success := row.get("eval/success")) is not None:
@@ -138,13 +138,9 @@ def _evaluations(rows: list[Row]) -> list[Evaluation]:
     return found
 
 
-def _wall(row: Row) -> float:
-    return sum(value or 0.0 for key, value in row.items() if key.startswith("time/"))
-
-
 def _headline(rows: list[Row], info: RunInfo, evaluations: list[Evaluation]) -> Headline:
     best = max(evaluations, key=lambda evaluation: evaluation.success, default=None)
-    walls = [_wall(row) for row in rows]
+    walls = [wall_seconds(row) for row in rows]
     total = sum(walls)
     tokens = sum((row.get("tokens_per_s") or 0.0) * wall for row, wall in zip(rows, walls, strict=True))
     exposed = sum(row.get("pull_exposed_s") or 0.0 for row in rows)

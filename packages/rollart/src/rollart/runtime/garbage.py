@@ -11,17 +11,16 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# New objects between two searches: those of about a thousand turns.
+# Those of about a thousand turns.
 _YOUNG = 10_000
 
 
 @contextmanager
-def rarely_searched() -> Iterator[None]:
-    """As before afterwards."""
+def rarely_searched(young: int = _YOUNG) -> Iterator[None]:
+    """As before afterwards. So many new objects lie between two searches."""
     before = gc.get_threshold()
-    gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, *before[1:])
+    gc.set_threshold(young, *before[1:])
     try:
         yield
     finally:

@@ -18,12 +18,11 @@ from rollart.config import Config
 from rollart.config.check import observation_tokens
 from rollart.config.tasks import FrozenLakeConfig
 from rollart.errors import RunMissing
-from rollart.observe.metrics import Row, read_metrics
+from rollart.observe.metrics import LEDGER_ENDS, Row, read_metrics, wall_seconds
 from rollart.observe.trace import ITERATIONS, TRAJECTORIES, Event, read_trace
 
 _SKIPPED = 1
 _ENOUGH = 3
-_ENDS = [f"ledger/{column}" for column in ("delivered", "surplus", "stale", "filtered", "failed", "cancelled")]
 _NEEDED = ("trained_tokens", "tokens_per_s", "time/train")
 _PAUSES = ("suspend", "update", "resume", "probe", "eval")
 
@@ -66,12 +65,12 @@ class Observed:
     @cached_property
     def turns(self) -> float:
         """Turns of an iteration, whatever became of their trajectories."""
-        return fmean(number(row, "tokens_per_s") * wall(row) for row in self.rows) / self.response
+        return fmean(number(row, "tokens_per_s") * wall_seconds(row) for row in self.rows) / self.response
 
     @cached_property
     def length(self) -> float:
         """Turns of a trajectory."""
-        return self.turns * len(self.rows) / max(1.0, sum(self._grown(column) for column in _ENDS))
+        return self.turns * len(self.rows) / max(1.0, sum(map(self._grown, LEDGER_ENDS)))
 
     @cached_property
     def latencies(self) -> list[Latency]:
@@ -130,7 +129,7 @@ class Observed:
 
     def _alike(self) -> float:
         """Of groups, those whose rewards are all equal, beyond those that are so by chance."""
-        delivered, filtered = self._grown("ledger/delivered"), self._grown("ledger/filtered")
+        delivered, filtered = self._grown("delivered"), self._grown("filtered")
         size = self._config.buffer.group_size
         chance = self._success**size + (1 - self._success) ** size
         equal = filtered / max(1.0, filtered + delivered)
@@ -145,17 +144,13 @@ class Observed:
         return {"mean": fmean(took), "std": pstdev(took)} if took else {"mean": 0.0}
 
     def _grown(self, column: str) -> float:
-        return number(self.rows[-1], column) - number(self._before, column)
+        """Of the ledger, over all rows."""
+        return number(self.rows[-1], f"ledger/{column}") - number(self._before, f"ledger/{column}")
 
 
 def number(row: Row, key: str) -> float:
     """A column, 0 where it was not measured."""
     return float(row.get(key) or 0)
-
-
-def wall(row: Row) -> float:
-    """Seconds of an iteration."""
-    return sum(number(row, key) for key in row if key.startswith("time/"))
 
 
 def _spans(run: Path) -> dict[str, list[Span]]:

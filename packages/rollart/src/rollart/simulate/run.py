@@ -8,10 +8,6 @@ the same rows.
 from __future__ import annotations
 
 import asyncio
-import gc
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import StringIO
 from math import ceil
@@ -28,6 +24,7 @@ from rollart.pipeline.modes import MODES
 from rollart.runtime.beside import beside
 from rollart.runtime.checkpoint import Checkpoints, RunState
 from rollart.runtime.folder import RunFolder
+from rollart.runtime.garbage import rarely_searched
 from rollart.runtime.run import Run
 from rollart.simulate.build import World, make_world
 from rollart.simulate.clock import VirtualLoop
@@ -35,7 +32,8 @@ from rollart.simulate.config import Simulation
 from rollart.simulate.errors import Broken
 from rollart.simulate.faults import happen
 
-log = logging.getLogger(__name__)
+# A simulation makes objects faster than a run, and hardly a cycle.
+_YOUNG = 50_000
 
 
 class Simulated(Struct, frozen=True, kw_only=True):
@@ -62,7 +60,7 @@ class NoCheckpoints(Checkpoints):
 def simulate(simulation: Simulation, folder: RunFolder, dashboard: Dashboard | None = None) -> Simulated:
     """Run it to the end in a folder that was created; raises what ends it early, and Broken."""
     folder.checkpoints = NoCheckpoints(folder.path / "checkpoints")
-    with _few_collections(), asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    with rarely_searched(_YOUNG), asyncio.Runner(loop_factory=VirtualLoop) as runner:
         simulated = runner.run(_simulate(simulation, folder, dashboard or Dashboard(Console(file=StringIO()))))
     check_rows(simulation, simulated.rows)
     return simulated
@@ -132,16 +130,3 @@ def _info(simulation: Simulation) -> RunInfo:
         started=datetime.now(UTC),
         cores=simulation.world.host.cores if simulation.world.host else None,
     )
-
-
-@contextmanager
-def _few_collections() -> Iterator[None]:
-    """The garbage collector looks at all objects again and again, and a simulation has few cycles."""
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()

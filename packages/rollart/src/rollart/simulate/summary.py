@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from rollart.observe.metrics import LEDGER_ENDS, wall_seconds
 from rollart.simulate.config import Simulation
 from rollart.simulate.run import Simulated
 
@@ -50,13 +51,13 @@ def summarize(simulation: Simulation, simulated: Simulated) -> Summary:
     before = rows[warm_up - 1] if warm_up else {}
     ended = {
         column: (counted[-1][f"ledger/{column}"] or 0) - (before.get(f"ledger/{column}") or 0)
-        for column in ("delivered", "surplus", "stale", "filtered", "failed", "cancelled")
+        for column in LEDGER_ENDS
     }
     return Summary(
         first=warm_up + 1,
         counted=number,
         step_s=step_s,
-        steps=[sum(float(row.get(f"time/{part}") or 0) for part in parts) for row in counted],
+        steps=[wall_seconds(row) for row in counted],
         tokens_per_s=mean("train/batch_tokens") / step_s,
         cost=simulation.cost * step_s / 3600 / simulation.batch * 1000,
         staleness=mean("staleness/mean"),
