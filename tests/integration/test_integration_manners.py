@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,13 +28,41 @@ eval: {every: 100, episodes: 16}
 checkpoint: {every: 100}
 """
 START_S = 400
+COMMAND = ("-m", "rollart.cli.main")
+# `rollart` whose engine is killed at one moment: as it is asked for its second version, or asked to prove it.
+KILLED_IN_UPDATE = """
+from rollart.distributed.ray_worker import RayWorker as Asked
+
+def unlucky(engine, version):
+    kill(engine, version)
+    return was(engine, version)
+
+was, Asked._update = Asked._update, unlucky
+"""
+KILLED_IN_PROBE = """
+from rollart.pipeline.probe import ParityProbe as Asked
+
+def unlucky(probe, version):
+    kill(probe._engines[0], version)
+    return was(probe, version)
+
+was, Asked.measure = Asked.measure, unlucky
+"""
+KILL = """
+import os, signal
+from rollart.cli.main import main
+
+def kill(engine, version):
+    if version == 2 and not engine._member.restarts:
+        os.kill(engine._member.pid, signal.SIGKILL)
+"""
 MARK = "ROLLART_TEST_RUN"
 
 
 class Driver:
     """A `rollart train` in a session of its own, and the processes that carry its mark."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, command: Sequence[str] = COMMAND) -> None:
         config = folder / "config.yaml"
         config.write_text(CONFIG)
         self.run = folder / "runs" / "manners"
@@ -44,8 +72,7 @@ class Driver:
             self.process = subprocess.Popen(
                 [
                     sys.executable,
-                    "-m",
-                    "rollart.cli.main",
+                    *command,
                     "train",
                     str(config),
                     f"run.folder={folder / 'runs'}",
@@ -111,8 +138,8 @@ def check_ledger(row: Row) -> None:
 def start(tmp_path: Path) -> Iterator[object]:
     drivers: list[Driver] = []
 
-    def begin(*words: str) -> Driver:
-        drivers.append(Driver(tmp_path, *words))
+    def begin(*words: str, **options: Sequence[str]) -> Driver:
+        drivers.append(Driver(tmp_path, *words, **options))
         return drivers[-1]
 
     yield begin
@@ -154,11 +181,22 @@ def test_interrupt_leaves_a_checkpoint_that_a_resume_goes_on_from(start) -> None
     assert info.status == "finished"
 
 
-def test_a_killed_engine_is_replaced_and_the_run_goes_on(start) -> None:
-    """Both proxies lose it, and one load mends it for both."""
-    driver = start("run.iterations=6", "generation.proxies=2")
+@pytest.mark.parametrize(
+    "moment",
+    [
+        KILLED_IN_UPDATE,
+        pytest.param(KILLED_IN_PROBE, marks=pytest.mark.slow),
+        pytest.param("", marks=pytest.mark.slow),
+    ],
+    ids=["in its update", "in its probe", "at any moment"],
+)
+def test_a_killed_engine_is_replaced_and_the_run_goes_on(start, moment: str) -> None:
+    """Both proxies lose it, and one load mends it for both; where it was the only one, they wait for it."""
+    command = ("-c", f"{KILL}{moment}main()") if moment else COMMAND
+    driver = start("run.iterations=6", "generation.proxies=2", command=command)
     driver.wait_for(r"\[2/6\]")
-    os.kill(driver.engine(), signal.SIGKILL)
+    if not moment:
+        os.kill(driver.engine(), signal.SIGKILL)
     assert driver.ended(within=START_S) == 0, driver.text()
     assert driver.nothing_left(), driver.left()
     assert driver.engine(started=1) != driver.engine()
@@ -168,6 +206,7 @@ def test_a_killed_engine_is_replaced_and_the_run_goes_on(start) -> None:
         check_ledger(row)
         assert (row["staleness/max"] or 0) <= 1
     assert rows[-1]["ledger/delivered"] == 16 * 6
+    assert (rows[2]["parity/max_abs"] is None) == (moment == KILLED_IN_PROBE)
 
 
 def test_a_worker_that_is_dead_for_good_ends_the_run_with_its_name(start) -> None:

@@ -40,7 +40,7 @@ def virtual(test):
 class World:
     """Everything a controller drives, on virtual time; `log` is what happened, in order."""
 
-    def __init__(self, tmp_path: Path, mode: str, parity: float = 0.0, **controller) -> None:
+    def __init__(self, tmp_path: Path, mode: str, parity: float | None = 0.0, **controller) -> None:
         self.log: list[str] = []
         self.digest = "{version}"
         self.parity = parity
@@ -124,7 +124,7 @@ class World:
             self.lost -= 1
             raise WorkerLost("gen", "killed")
 
-    async def measure(self, version: int) -> float:
+    async def measure(self, version: int) -> float | None:
         self.log.append(f"probe {version}")
         return self.parity
 
@@ -353,6 +353,14 @@ async def test_a_lost_worker_pulls_later_and_when_all_are_lost_the_first_to_come
     never.lost = 10**9
     with pytest.raises(WorkerLost):
         await never.run(2)
+
+
+@virtual
+async def test_a_version_that_no_engine_is_left_to_prove_is_served_without_parity(tmp_path: Path) -> None:
+    world = World(tmp_path, "rollart")
+    world.parity = None
+    (*_, second) = await world.run(2)
+    assert second.served == 1 and second.switch is not None and second.switch.parity is None
 
 
 @virtual

@@ -147,3 +147,32 @@ async def test_an_update_that_no_engine_takes_names_the_proxy_that_made_it() -> 
     with pytest.raises(ProxyFailed, match="proxy-0 did not update to version 1: UpdateFailed"):
         await proxies.update(1)
     await proxies.close()
+
+
+@virtual
+async def test_engines_that_are_all_lost_during_an_update_are_waited_for() -> None:
+    """The processes die while they load, and one is back later."""
+    engines = [Engine("a"), Engine("b")]
+    for engine in engines:
+        engine.update_time = 2.0
+    members = [LLMProxy(engines, config=ProxyConfig(probe_first=0.1)) for _ in range(2)]
+    proxies = Proxies(members)
+    running = start(proxies, 8)
+    await asyncio.sleep(1)
+    await proxies.suspend()
+    update = asyncio.create_task(proxies.update(1))
+    await asyncio.sleep(1)
+    for engine in engines:
+        engine.die()
+    await asyncio.sleep(30)
+    assert not update.done()
+    engines[1].rejoin()
+    acks = await update
+    assert [(ack.worker, ack.lost) for ack in acks] == [("a", True), ("b", False)]
+    await proxies.resume()
+    results = [await task for task in running]
+    assert {(result.worker, len(result.token_ids)) for result in results} == {("b", 60)}
+    engines[0].rejoin()
+    await asyncio.sleep(30)
+    assert not any(worker.fenced for proxy in members for worker in proxy.stats().workers)
+    await proxies.close()

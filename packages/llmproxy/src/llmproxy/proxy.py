@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from .checks import check_request
 from .config import ProxyConfig, ProxyStats, WorkerStats
-from .errors import Closed, UpdateFailed, WrongState
+from .errors import Closed, UpdateFailed, WorkerLost, WrongState
 from .fleet import Fleet, Slot
 from .flights import Flights
 from .gate import Gate
@@ -125,10 +125,11 @@ class LLMProxy:
         slots = {slot.id: slot for slot in self._slots()}
         known = [ack for ack in acks if ack.worker in slots]
         held = {ack.worker for ack in known if ack.version == version and not ack.error}
-        errors = {ack.worker: ack.error or f"it holds {ack.version}" for ack in known if ack.worker not in held}
-        if errors and (self._config.on_failure == "fail" or not held):
+        failed = [_failure(ack, version) for ack in known if ack.worker not in held]
+        if failed and (self._config.on_failure == "fail" or not held):
             self._gate.refuse()
-            raise UpdateFailed(version, [Ack(worker, version, error=error) for worker, error in errors.items()])
+            raise UpdateFailed(version, failed)
+        errors = {ack.worker: ack.error for ack in failed}
         self._gate.allow(version)
         self._flights.allow(version)
         self._router.flushed()
@@ -156,7 +157,7 @@ class LLMProxy:
             async with asyncio.timeout(self._config.update):
                 return await slot.worker.update(version)
         except Exception as error:  # whatever went wrong is this worker's answer
-            return Ack(slot.id, version, error=f"{type(error).__name__}: {error}")
+            return Ack(slot.id, version, error=f"{type(error).__name__}: {error}", lost=isinstance(error, WorkerLost))
 
     async def _all(self, call: Callable[[Worker], Awaitable[None]]) -> None:
         """Ask all that serve; those that fail or do not answer are fenced."""
@@ -327,3 +328,7 @@ class LLMProxy:
     def _wake(self) -> None:
         self._flights.wake()
         self.passages.wake()
+
+
+def _failure(ack: Ack, version: int) -> Ack:
+    return Ack(ack.worker, version, error=ack.error or f"it holds {ack.version}", lost=ack.lost)

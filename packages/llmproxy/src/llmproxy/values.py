@@ -150,6 +150,8 @@ class Ack(Struct, frozen=True):
     version: int
     digest: str = ""
     error: str = ""
+    lost: bool = False
+    """The error is that the worker is gone; an update that is asked for again finds whatever replaced it."""
 
 
 def extend_spans(spans: Sequence[Span], more: Sequence[Span]) -> list[Span]:

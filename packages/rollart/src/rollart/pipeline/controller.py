@@ -180,6 +180,8 @@ class Controller:
             return Switch(staged, exposed, None, ended)
         with self._step("probe"):
             parity = await self._probe.measure(staged.version)
+        if parity is None:
+            return Switch(staged, exposed, None, ended)
         self._unproven = 0
         if self._parity_limit is not None and parity > self._parity_limit:
             raise ParityError(

@@ -17,7 +17,7 @@ class Switch(msgspec.Struct, frozen=True):
     staged: Staged
     exposed_s: float
     parity: float | None
-    """In nats; None where the trainer had gone on before the weights arrived."""
+    """In nats; None where the trainer had gone on before the weights arrived, or every engine was lost after them."""
     ended: int
     """Running trajectories that it ended."""
 

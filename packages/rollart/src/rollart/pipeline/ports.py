@@ -24,7 +24,7 @@ class Ack(Protocol):
 
 
 class Gateway(Protocol):
-    """The generation side: an LLMProxy, or several behind one face."""
+    """The generation side: `Proxies`."""
 
     async def suspend(self) -> None: ...
     async def update(self, version: int) -> Sequence[Ack]: ...
@@ -77,9 +77,12 @@ class Trainer(Protocol):
 
 
 class Probe(Protocol):
-    """Compares engine and trainer on the same tokens; both hold `version` when it is called."""
+    """Compares engine and trainer on the same tokens; both hold `version` when it is called.
 
-    async def measure(self, version: int) -> float: ...
+    None when there is no engine left to ask.
+    """
+
+    async def measure(self, version: int) -> float | None: ...
 
 
 class Puller(Protocol):

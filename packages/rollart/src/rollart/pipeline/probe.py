@@ -58,18 +58,19 @@ class ParityProbe:
         self._sampling = sampling
         self._numbers = itertools.count()
 
-    async def measure(self, version: int) -> float:
-        """The difference at `version`, which the trainer and at least one engine hold.
+    async def measure(self, version: int) -> float | None:
+        """The difference at `version`, which the trainer holds; None when every engine has been lost meanwhile.
 
-        Raises WeightsDiffer when an engine generates with another, WorkerLost when no engine answers, Diverged when
-        the trainer's own log-probabilities are no numbers.
+        Raises WeightsDiffer when an engine generates with another version, Diverged when the trainer's own
+        log-probabilities are no numbers.
         """
         holding = [engine for engine in self._engines if engine.version == version]
         asked = [(engine, prompt) for engine in holding for prompt in self._prompts]
         answers = await asyncio.gather(*(self._ask(engine, prompt) for engine, prompt in asked))
         heard = [(prompt, answer) for (_, prompt), answer in zip(asked, answers, strict=True) if answer is not None]
         if not heard:
-            raise WorkerLost(", ".join(engine.id for engine in self._engines), f"none answers at version {version}")
+            log.warning("no parity of version %d: all engines were lost", version)
+            return None
         results = [result for _, result in heard]
         for result in results:
             served = {span.version for span in result.spans}

@@ -1,4 +1,4 @@
-"""Several proxies over the same engines behind one face: the controller's gateway and the policies' generator.
+"""One proxy or several over the same engines behind one face: the controller's gateway, the policies' generator.
 
 Each proxy serves the trajectories that fall to it, as one embedded in each environment host does; no request passes
 through another. Invariants (tests/rollart/test_rollart_proxies.py):
@@ -6,17 +6,25 @@ through another. Invariants (tests/rollart/test_rollart_proxies.py):
   `patience_s`, is named, after the others have been heard;
 - an engine is updated once, by the first proxy, while the gates of all are shut; the others take over its
   acknowledgements;
+- an update during which every engine was lost is made again, on what replaces them;
 - no gate opens before every proxy holds the version.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 from zlib import crc32
 
-from llmproxy import Ack, GenerateRequest, GenerateResult, LLMProxy
+from llmproxy import Ack, GenerateRequest, GenerateResult, LLMProxy, UpdateFailed
 from rollart.errors import RollArtError
+
+log = logging.getLogger(__name__)
+
+# A process takes tens of seconds to come back; its calls fail at once until then.
+_AGAIN_S = 1.0
 
 
 class ProxyFailed(RollArtError):
@@ -36,9 +44,9 @@ class Proxies:
         self._proxies = list(proxies)
         self._patience_s = patience_s
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    def generate(self, request: GenerateRequest) -> Coroutine[Any, Any, GenerateResult]:
         """By the proxy that has the trajectory, the same for all its turns."""
-        return await self._proxies[crc32(request.trajectory_id.encode()) % len(self._proxies)].generate(request)
+        return self._proxies[crc32(request.trajectory_id.encode()) % len(self._proxies)].generate(request)
 
     async def suspend(self) -> None:
         await self._all("suspend", lambda proxy: proxy.suspend())
@@ -49,7 +57,7 @@ class Proxies:
         acks: list[Ack] = []
 
         async def load() -> None:
-            acks.extend(await first.update(version))
+            acks.extend(await _updated(first, version))
 
         await self._asked(0, f"update to version {version}", load())
         for number, proxy in enumerate(others, 1):
@@ -81,6 +89,18 @@ class Proxies:
             raise ProxyFailed(f"proxy-{number}", step, f"no acknowledgement in {self._patience_s:g} s") from None
         except Exception as error:  # whatever went wrong, the gates are not where they should be
             raise ProxyFailed(f"proxy-{number}", step, f"{type(error).__name__}: {error}") from error
+
+
+async def _updated(proxy: LLMProxy, version: int) -> list[Ack]:
+    """Waits for an engine that comes back when all are lost; raises what the update raises else."""
+    while True:
+        try:
+            return await proxy.update(version)
+        except UpdateFailed as failed:
+            if not all(ack.lost for ack in failed.failures):
+                raise
+            log.warning("%s; asking again until one is back", failed)
+            await asyncio.sleep(_AGAIN_S)
 
 
 async def _soon(proxy: LLMProxy, version: int, acks: Sequence[Ack]) -> None:

@@ -39,8 +39,7 @@ class Control:
         self._setting = setting
         mode = MODES[config.run.mode]
         self.meter = Meter(trace)
-        proxies = [_proxy(config, parts) for _ in range(config.generation.proxies)]
-        self.proxy = proxies[0] if len(proxies) == 1 else Proxies(proxies)
+        self.proxy = Proxies([_proxy(config, parts) for _ in range(config.generation.proxies)])
         self.buffer = _buffer(config, setting, buffer)
         self.weights = WeightPath(parts.trainer, parts.workers, trace, patience_s=config.generation.start_timeout_s)
         self.scheduler = RolloutScheduler(
