@@ -5,9 +5,9 @@ time beside the simulation of the same settings. Seconds are means over the coun
 driver, engines and trainer. The learning rate is next to nothing: how fast a policy learns decides how long episodes
 are and how many groups are dropped, differs from run to run, and is nothing that a simulator could know.
 
-    python benchmarks/end_to_end/calibrated.py                 trains, then compares
+    python benchmarks/end_to_end/calibrated.py                 three rounds (or --rounds N): trains, then compares
     python benchmarks/end_to_end/calibrated.py --runs FOLDER   compares runs that such a call left in a folder
-    python benchmarks/end_to_end/calibrated.py --quick         one other setting
+    python benchmarks/end_to_end/calibrated.py --quick         one round of one other setting
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from _runs import CLOSING, ROOT, measure, number, parts, write
@@ -68,31 +68,40 @@ def predicted(fitted: dict[str, Any], words: list[str], place: Path) -> Step:
     return Step.of(folder.path)
 
 
-def compared(runs: Path, names: list[str]) -> list[dict[str, Any]]:
-    fitted = calibrate(runs / FIT)
-    rows = []
+def compared(runs: Path, names: list[str], rounds: int) -> list[dict[str, Any]]:
+    """Each round's fit foretells that round's other settings."""
+    pairs: dict[str, list[tuple[Step, Step]]] = {name: [] for name in (FIT, *names)}
     with tempfile.TemporaryDirectory() as place:
-        for name in (FIT, *names):
-            real = Step.of(runs / name)
-            ours = predicted(fitted, OTHERS.get(name, []), Path(place) / name)
-            what = "fitted" if name == FIT else f"held out: {' '.join(OTHERS[name])}"
-            for metric, simulated, measured in zip(("step time", "CPU of a step"), ours, real, strict=True):
-                rows.append(beside(f"{metric}, {what}", simulated, measured, held_out=name != FIT))
-    return rows
+        for repeat in range(rounds):
+            fitted = calibrate(runs / f"{FIT}-{repeat}")
+            for name, found in pairs.items():
+                of_round = f"{name}-{repeat}"
+                ours = predicted(fitted, OTHERS.get(name, []), Path(place) / of_round)
+                found.append((ours, Step.of(runs / of_round)))
+    return [row for name, found in pairs.items() for row in rows_of(name, found)]
 
 
-def beside(metric: str, simulated: float, measured: float, *, held_out: bool) -> dict[str, Any]:
-    error = 100 * (simulated / measured - 1)
-    print(f"{metric:80} simulated {simulated:.2f} s, measured {measured:.2f} s: {error:+.0f} %", flush=True)
+def rows_of(name: str, pairs: list[tuple[Step, Step]]) -> list[dict[str, Any]]:
+    what = "fitted" if name == FIT else f"held out: {' '.join(OTHERS[name])}"
+    return [
+        beside(f"{metric}, {what}", [(ours[column], real[column]) for ours, real in pairs], held_out=name != FIT)
+        for column, metric in enumerate(("step time", "CPU of a step"))
+    ]
+
+
+def beside(metric: str, pairs: list[tuple[float, float]], *, held_out: bool) -> dict[str, Any]:
+    errors = sorted(100 * (simulated / measured - 1) for simulated, measured in pairs)
+    told = ", ".join(f"{error:+.0f}" for error in errors)
+    print(f"{metric:80} off by {told} %", flush=True)
     return {
         "metric": metric,
         "unit": "s",
-        "ours": simulated,
+        "ours": median(simulated for simulated, _ in pairs),
         "peer": "real run",
-        "peer_value": measured,
+        "peer_value": median(measured for _, measured in pairs),
         "published": None,
-        "ratio": GOAL / max(abs(error), 0.1) if held_out else None,
-        "spread": f"{error:+.0f} %",
+        "ratio": GOAL / max(abs(median(errors)), 0.1) if held_out else None,
+        "spread": f"off by {told} %",
     }
 
 
@@ -100,15 +109,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one other setting")
     parser.add_argument("--runs", type=Path, help="a folder of runs to compare, or to leave them in")
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds = 1
     names = list(OTHERS)[:1] if arguments.quick else list(OTHERS)
     with tempfile.TemporaryDirectory() as temporary:
         runs = arguments.runs or Path(temporary)
-        for name in (FIT, *names):
-            if not read_metrics(runs / name):
-                measure(CONFIG, runs, name, [*COMMON, *OTHERS.get(name, [])])
-        rows = compared(runs, [name for name in names if number(read_metrics(runs / name)[-1], "step")])
-    write("calibrated", "python benchmarks/end_to_end/calibrated.py" + (" --quick" if arguments.quick else ""), rows)
+        for repeat in range(arguments.rounds):
+            for name in (FIT, *names):
+                if not read_metrics(runs / f"{name}-{repeat}"):
+                    words = [*COMMON, *OTHERS.get(name, []), f"run.seed={repeat}"]
+                    measure(CONFIG, runs, f"{name}-{repeat}", words)
+        rows = compared(runs, names, arguments.rounds)
+    options = " --quick" if arguments.quick else f" --rounds {arguments.rounds}"
+    write("calibrated", "python benchmarks/end_to_end/calibrated.py" + options, rows)
     return 0
 
 
