@@ -51,7 +51,8 @@ class World:
         self.push_s = 1.0
         trace = Trace(tmp_path / "trace.json", asyncio.get_running_loop().time)
         self.trace = trace
-        workers = [SimpleNamespace(id=f"gen-{i}", prefetch=self.prefetch) for i in range(2)]
+        self.failing: set[str] = set()  # workers whose every prefetch fails
+        workers = [SimpleNamespace(id=id, prefetch=functools.partial(self.prefetch, id)) for id in ("gen-0", "gen-1")]
         self.weights = WeightPath(self, workers, trace)
         WORLDS.append(self)
         self.controller = Controller(
@@ -118,8 +119,10 @@ class World:
         await self.take(self.push_s, f"publish {version}")
         return Push(version, self.push_s, 100, str(version))
 
-    async def prefetch(self, version: int) -> None:
+    async def prefetch(self, id: str, version: int) -> None:
         await asyncio.sleep(0.5)
+        if id in self.failing:
+            raise TimeoutError("no version within 60 s")
         if self.lost:
             self.lost -= 1
             raise WorkerLost("gen", "killed")
@@ -353,6 +356,21 @@ async def test_a_lost_worker_pulls_later_and_when_all_are_lost_the_first_to_come
     never.lost = 10**9
     with pytest.raises(WorkerLost):
         await never.run(2)
+
+
+@virtual
+async def test_weights_that_some_workers_cannot_stage_stop_the_run_only_when_none_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path, "rollart")
+    world.failing = {"gen-1"}
+    (*_, second) = await world.run(2)
+    assert second.served == 1
+    assert "not staged on gen-1: no version within 60 s" in caplog.text
+    none = World(tmp_path / "none", "rollart")
+    none.failing = {"gen-0", "gen-1"}
+    with pytest.raises(TimeoutError, match="no version"):
+        await none.run(2)
 
 
 @virtual

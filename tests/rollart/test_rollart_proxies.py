@@ -17,9 +17,9 @@ def virtual(test):
     """Run an async test on virtual time."""
 
     @functools.wraps(test)
-    def run():
+    def run(**arguments):
         with asyncio.Runner(loop_factory=async_solipsism.EventLoop) as runner:
-            runner.run(test())
+            runner.run(test(**arguments))
 
     return run
 
@@ -175,4 +175,31 @@ async def test_engines_that_are_all_lost_during_an_update_are_waited_for() -> No
     engines[0].rejoin()
     await asyncio.sleep(30)
     assert not any(worker.fenced for proxy in members for worker in proxy.stats().workers)
+    await proxies.close()
+
+
+@virtual
+async def test_an_engine_that_hangs_in_an_update_is_fenced_and_the_others_go_on() -> None:
+    """With the bounds as they are by default: nobody gives the proxy up before it gives the engine up."""
+    engines = [Engine("a"), Engine("b")]
+    proxies = Proxies([LLMProxy(engines) for _ in range(2)])
+    await proxies.suspend()
+    engines[0].freeze()
+    acks = await proxies.update(1)
+    assert [(ack.worker, bool(ack.error)) for ack in acks] == [("a", True), ("b", False)]
+    await proxies.resume()
+    assert {result.worker for result in await asyncio.gather(*start(proxies, 8))} == {"b"}
+    await proxies.close()
+
+
+@virtual
+async def test_engines_that_stay_lost_end_the_update_and_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine("a")
+    engine.die()
+    proxies = Proxies([LLMProxy([engine])], patience_s=100)
+    await proxies.suspend()
+    with pytest.raises(ProxyFailed, match=r"proxy-0 did not update to version 1: .* worker a is lost"):
+        await proxies.update(1)
+    assert asyncio.get_running_loop().time() == pytest.approx(100)
+    assert caplog.text.count("asking again") == 1
     await proxies.close()

@@ -6,7 +6,7 @@ through another. Invariants (tests/rollart/test_rollart_proxies.py):
   `patience_s`, is named, after the others have been heard;
 - an engine is updated once, by the first proxy, while the gates of all are shut; the others take over its
   acknowledgements;
-- an update during which every engine was lost is made again, on what replaces them;
+- an update during which every engine was lost is made again, on what replaces them, for `patience_s` at most;
 - no gate opens before every proxy holds the version.
 """
 
@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 from llmproxy import Ack, GenerateRequest, GenerateResult, LLMProxy, UpdateFailed
 from rollart.errors import RollArtError
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 # A process takes tens of seconds to come back; its calls fail at once until then.
@@ -39,7 +40,7 @@ class ProxyFailed(RollArtError):
 class Proxies:
     """Fans every step of a weight update out to all proxies."""
 
-    def __init__(self, proxies: Sequence[LLMProxy], *, patience_s: float = 600.0) -> None:
+    def __init__(self, proxies: Sequence[LLMProxy], *, patience_s: float = 1200.0) -> None:
         """They serve the same workers, which the first one updates."""
         self._proxies = list(proxies)
         self._patience_s = patience_s
@@ -53,14 +54,8 @@ class Proxies:
 
     async def update(self, version: int) -> list[Ack]:
         """Raises ProxyFailed when no engine holds the version, or a proxy does not take it over."""
-        first, *others = self._proxies
-        acks: list[Ack] = []
-
-        async def load() -> None:
-            acks.extend(await _updated(first, version))
-
-        await self._asked(0, f"update to version {version}", load())
-        for number, proxy in enumerate(others, 1):
+        acks = await self._updated(version)
+        for number, proxy in enumerate(self._proxies[1:], 1):
             await self._asked(number, f"take over version {version}", _soon(proxy, version, acks))
         return acks
 
@@ -80,27 +75,33 @@ class Proxies:
             if answer is not None:
                 raise answer
 
-    async def _asked(self, number: int, step: str, answer: Awaitable[None]) -> None:
-        """Wait for a proxy's acknowledgement; whatever comes in its place is its failure."""
+    async def _updated(self, version: int) -> list[Ack]:
+        """Waits for an engine that comes back when all are lost."""
+        clock = asyncio.get_running_loop().time
+        deadline, level = clock() + self._patience_s, logging.WARNING
+        while True:
+            try:
+                return await self._asked(0, f"update to version {version}", self._proxies[0].update(version))
+            except ProxyFailed as failed:
+                if not _all_lost(failed.__cause__) or clock() >= deadline:
+                    raise
+                log.log(level, "%s; asking again until one is back", failed)
+                level = logging.DEBUG  # told once
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _asked(self, number: int, step: str, answer: Awaitable[T]) -> T:
+        """A proxy's acknowledgement; whatever comes in its place is its failure."""
         try:
             async with asyncio.timeout(self._patience_s):
-                await answer
+                return await answer
         except TimeoutError:
             raise ProxyFailed(f"proxy-{number}", step, f"no acknowledgement in {self._patience_s:g} s") from None
         except Exception as error:  # whatever went wrong, the gates are not where they should be
             raise ProxyFailed(f"proxy-{number}", step, f"{type(error).__name__}: {error}") from error
 
 
-async def _updated(proxy: LLMProxy, version: int) -> list[Ack]:
-    """Waits for an engine that comes back when all are lost; raises what the update raises else."""
-    while True:
-        try:
-            return await proxy.update(version)
-        except UpdateFailed as failed:
-            if not all(ack.lost for ack in failed.failures):
-                raise
-            log.warning("%s; asking again until one is back", failed)
-            await asyncio.sleep(_AGAIN_S)
+def _all_lost(error: BaseException | None) -> bool:
+    return isinstance(error, UpdateFailed) and all(ack.lost for ack in error.failures)
 
 
 async def _soon(proxy: LLMProxy, version: int, acks: Sequence[Ack]) -> None:

@@ -96,23 +96,26 @@ class WeightPath:
         return Staged(version, push.digest, push.seconds, max(pulls), push.nbytes, push.ranks)
 
     async def _pulls(self, version: int) -> list[float]:
-        """Seconds that each worker took which is not lost; waits for one that comes back when all are."""
+        """Seconds of each pull that did not fail: who failed may pull when it is to load, and serves nobody before.
+        When all are lost, waits for one that comes back.
+        """
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._patience_s
         while True:
             results = await asyncio.gather(
                 *(self._pull(worker, version) for worker in self._workers), return_exceptions=True
             )
-            lost = [result for result in results if isinstance(result, WorkerLost)]
-            for result in results:
-                if isinstance(result, BaseException) and not isinstance(result, WorkerLost):
-                    raise result
-            if len(lost) < len(results) or not results:
-                for error in lost:
-                    log.warning("version %d is not staged everywhere: %s", version, error)
-                return [result for result in results if isinstance(result, float)] or [0.0]
-            if clock() >= deadline:
-                raise lost[0]
+            pulls = [result for result in results if isinstance(result, float)]
+            ends = zip(self._workers, results, strict=True)
+            failed = [(worker.id, end) for worker, end in ends if isinstance(end, BaseException)]
+            if pulls or not failed:
+                for name, error in failed:
+                    log.warning("version %d is not staged on %s: %s", version, name, error)
+                return pulls or [0.0]
+            for name, error in failed:
+                if not isinstance(error, WorkerLost) or clock() >= deadline:
+                    log.error("version %d could not be staged on %s", version, name)
+                    raise error
             await asyncio.sleep(_RETRY_S)
 
     async def _pull(self, worker: Puller, version: int) -> float:

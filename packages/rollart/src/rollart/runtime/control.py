@@ -26,6 +26,8 @@ from samplebuffer import Closed, SampleBuffer
 
 # One prompt would prove little, many would cost rollout time after every update.
 _PROBE_PROMPTS = 4
+# How much later than they should things may be noticed.
+_SLACK_S = 60.0
 
 
 class Control:
@@ -39,7 +41,9 @@ class Control:
         self._setting = setting
         mode = MODES[config.run.mode]
         self.meter = Meter(trace)
-        self.proxy = Proxies([_proxy(config, parts) for _ in range(config.generation.proxies)])
+        bounds = _bounds(config.generation.start_timeout_s)
+        proxies = [_proxy(config, parts, bounds) for _ in range(config.generation.proxies)]
+        self.proxy = Proxies(proxies, patience_s=2 * bounds.update)
         self.buffer = _buffer(config, setting, buffer)
         self.weights = WeightPath(parts.trainer, parts.workers, trace, patience_s=config.generation.start_timeout_s)
         self.scheduler = RolloutScheduler(
@@ -94,12 +98,19 @@ class Control:
         return TokenPolicy(self.proxy, self._setting.settings, prefix=prefix, observe=self.meter.generated)
 
 
-def _proxy(config: Config, parts: Parts) -> LLMProxy:
+def _bounds(start_timeout_s: float) -> ProxyConfig:
+    """An engine that is silent for as long as a start may take is ended and started anew: an update waits for that,
+    and `Proxies` for the update, so that the engine is the one who is told of.
+    """
+    return ProxyConfig(patience=start_timeout_s, update=start_timeout_s + _SLACK_S)
+
+
+def _proxy(config: Config, parts: Parts, bounds: ProxyConfig) -> LLMProxy:
     return LLMProxy(
         parts.workers,
         router=parts.router or AffinityRouter(config.generation.affinity),
         prefill_router=parts.prefill_router,
-        config=ProxyConfig(patience=config.generation.start_timeout_s),
+        config=bounds,
         version=0,
     )
 
