@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,13 +120,45 @@ def test_damage_before_the_last_line_names_the_line(tmp_path: Path, line: str):
         read_metrics(tmp_path)
 
 
+def events_of(path: Path) -> list[Any]:
+    """The events of a file: each is its length, a checksum, its bytes, a checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    content, found = path.read_bytes(), []
+    while content:
+        size = int.from_bytes(content[:8], "little")
+        found.append(Event.FromString(content[12 : 12 + size]))
+        content = content[16 + size :]
+    return found
+
+
 def test_tensorboard_gets_the_same_numbers(tmp_path: Path):
     with MetricsWriter(tmp_path) as writer:
         writer.write(a_row(1, **{"reward/mean": 0.25, "eval/success": None}))
-    [events] = (tmp_path / "tensorboard").iterdir()
-    content = events.read_bytes()
-    assert b"reward/mean" in content and np.float32(0.25).tobytes() in content
-    assert b"eval/success" not in content
+        [path] = (tmp_path / "tensorboard").iterdir()
+        row = events_of(path)[-1]
+        shown = {value.tag: value.simple_value for value in row.summary.value}
+    assert row.step == 1
+    assert shown == {key: value for key, value in a_row(1, **{"reward/mean": 0.25}).items() if key != "step"}
+    path.rename(path.with_name("events.earlier"))
+    with MetricsWriter(tmp_path, resume_step=1):
+        pass
+    [path] = (path for path in path.parent.iterdir() if path.name != "events.earlier")
+    hidden = events_of(path)[-1]
+    assert (hidden.step, hidden.session_log.status) == (2, hidden.session_log.START)
+
+
+def test_a_full_disk_under_tensorboard_is_told_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from tensorboardX.event_file_writer import EventsWriter
+
+    def full(writer: object, event: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with MetricsWriter(tmp_path) as writer:
+        monkeypatch.setattr(EventsWriter, "write_event", full)
+        with pytest.raises(OSError, match="No space left"):
+            writer.write(a_row(1))
+    assert len(read_metrics(tmp_path)) == 1
 
 
 @given(st.lists(st.integers(0, 9), max_size=50))

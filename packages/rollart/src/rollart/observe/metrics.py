@@ -16,6 +16,7 @@ finite, is null.
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
@@ -70,7 +71,7 @@ class MetricsWriter:
         replace_file(path, b"".join(msgspec.json.encode(row) + b"\n" for row in kept))
         self._last = _step(kept[-1]) if kept else None
         self._file = path.open("ab")
-        self._board = _summary_writer(folder / "tensorboard", self._last) if tensorboard else None
+        self._board = _Board(folder / "tensorboard", self._last) if tensorboard else None
 
     def write(self, row: Mapping[str, object]) -> Row:
         """Append one iteration; the row as written is returned. Nothing is written when it is refused."""
@@ -87,10 +88,7 @@ class MetricsWriter:
         self._file.flush()
         self._last = step
         if self._board is not None:
-            for key, value in plain.items():
-                if value is not None and key != "step":
-                    self._board.add_scalar(key, value, step)
-            self._board.flush()
+            self._board.write(step, plain)
         return plain
 
     def close(self) -> None:
@@ -160,8 +158,34 @@ def _number(key: str, value: object) -> int | float | None:
     raise InvalidMetric(f"{key} is {value!r} ({type(value).__name__}); it must be a number or None")
 
 
-def _summary_writer(folder: Path, last: int | None) -> Any:
-    from tensorboardX import SummaryWriter
+class _Board:
+    """TensorBoard's event file, written here and now.
 
-    # purge_step hides what an earlier attempt logged past the checkpoint.
-    return SummaryWriter(logdir=str(folder), purge_step=None if last is None else last + 1)
+    tensorboardX's own writer does it in a thread behind a queue: that thread dies of a full disk, and then the queue
+    holds the run up for ever.
+    """
+
+    def __init__(self, folder: Path, last: int | None) -> None:
+        """What an earlier attempt logged past row `last` is hidden."""
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._events = EventsWriter(str(folder / "events"))
+        self._event: Any = Event
+        if last is not None:
+            self._events.write_event(Event(step=last + 1, session_log=SessionLog(status=SessionLog.START)))
+            self._events.flush()
+
+    def write(self, step: int, row: Row) -> None:
+        from tensorboardX.summary import scalar
+
+        event = self._event(step=step, wall_time=time.time())
+        for name, value in row.items():
+            if value is not None and name != "step":
+                event.summary.value.extend(scalar(name, value).value)
+        self._events.write_event(event)
+        self._events.flush()
+
+    def close(self) -> None:
+        self._events.close()
