@@ -17,6 +17,7 @@ from rollart.errors import ConfigError, Diverged
 from rollart.models import make_tiny_qwen3
 from rollart.trainers import TorchTrainer, TrainBatch, TrainerConfig, TrainerState
 from rollart.trainers.micro_batch import share
+from rollart.trainers.state import read_state, restore_state
 from weightsync import FileStore, Publisher, ShardedSubscriber
 
 pytestmark = pytest.mark.seconds
@@ -130,6 +131,23 @@ def test_restored_trainer_goes_on_exactly(model_dir, tmp_path):
     for step in range(2, 4):
         assert first.train_step(make_batch(step), step) == second.train_step(make_batch(step), step)
     assert distance(weights(first), weights(second)) == 0
+
+
+def test_a_restored_optimizer_is_where_its_parameters_are():
+    """A checkpoint is read to the CPU; the model may be on a GPU, for which `meta` stands here."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    elsewhere = torch.nn.Linear(2, 2, device="meta")
+    restored = torch.optim.AdamW(elsewhere.parameters())
+    restore_state(elsewhere, restored, read_state(model, optimizer, 1))
+    for slots in restored.state.values():
+        assert {slot: value.device.type for slot, value in slots.items()} == {
+            "step": "cpu",
+            "exp_avg": "meta",
+            "exp_avg_sq": "meta",
+        }
 
 
 def test_incomplete_state_is_refused(model_dir, tmp_path):

@@ -64,7 +64,7 @@ def restore_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: Tra
         slots = {key.removeprefix(prefix): value for key, value in state.tensors.items() if key.startswith(prefix)}
         if slots:
             optimizer.state[parameter] = {
-                slot: value.clone() if slot == "step" else _like(parameter, value).clone()
+                slot: value.clone() if slot == "step" else _like(parameter, value).clone().to(parameter.device)
                 for slot, value in slots.items()
             }
     return state.version
