@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -131,3 +132,32 @@ def test_a_tokenizer_without_the_familys_tokens_is_refused(tmp_path: Path) -> No
     with pytest.raises(ValueError, match="has no token"):
         make_format(codec, "qwen3")
     assert isinstance(make_format(codec, "plain"), Plain)
+
+
+class Counting:
+    """A tokenizer of single characters that counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        self.asked += 1
+        return list(map(ord, text))
+
+    def decode(self, ids: list[int]) -> str:
+        self.asked += 1
+        return "".join(map(chr, ids))
+
+
+@pytest.mark.parametrize(("length", "asked"), [(80, 300), (1000, 600)])
+def test_of_long_texts_only_the_latest_are_kept(length: int, asked: int) -> None:
+    """Hundreds of thousands of observations, which are all different, must not pile up in the driver."""
+    tokenizer = Counting()
+    codec = Codec(tokenizer)
+    texts = [str(number).rjust(length) for number in range(300)]
+    for text in texts * 2:
+        assert codec.encode(text) == codec.encode(text) == list(map(ord, text))
+    assert tokenizer.asked == asked
+    for text in texts * 2:
+        assert codec.decode(list(map(ord, text))) == text
+    assert tokenizer.asked == 2 * asked

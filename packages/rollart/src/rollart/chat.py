@@ -19,24 +19,31 @@ import msgspec
 Family = Literal["qwen3", "llama3", "plain"]
 
 
+# Characters or tokens of a text that comes again often, such as a small map. Of longer ones a few are kept, for the
+# members of a group see the same: as many as of short ones would take gigabytes.
+_SHORT, _RECENT = 128, 256
+
+
 class Codec:
-    """Text to token ids and back, by a Hugging Face tokenizer. Frequent texts are encoded once."""
+    """Text to token ids and back, by a Hugging Face tokenizer. Texts that come again are encoded once."""
 
     def __init__(self, tokenizer: Any, cache: int = 65_536) -> None:
         encode: Callable[..., list[int]] = tokenizer.encode
         decode: Callable[..., str] = tokenizer.decode
         self._tokenizer = tokenizer
         # Split: what looks like a control token in text is text.
-        self._encode = lru_cache(cache)(
-            lambda text: tuple(encode(text, add_special_tokens=False, split_special_tokens=True))
-        )
-        self._decode = lru_cache(cache)(lambda ids: decode(list(ids)))
+        caches = lru_cache(cache), lru_cache(_RECENT)
+        self._encode = [
+            kept(lambda text: tuple(encode(text, add_special_tokens=False, split_special_tokens=True)))
+            for kept in caches
+        ]
+        self._decode = [kept(lambda ids: decode(list(ids))) for kept in caches]
 
     def encode(self, text: str) -> list[int]:
-        return list(self._encode(text))
+        return list(self._encode[len(text) > _SHORT](text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return self._decode(tuple(token_ids))
+        return self._decode[len(token_ids) > _SHORT](tuple(token_ids))
 
     def control(self, name: str) -> int:
         """The id of a control token. Raises ValueError when the tokenizer has none of that name."""
