@@ -50,6 +50,20 @@ def test_answers_are_found(text: str, answer: str) -> None:
     assert answer_in(text) == answer
 
 
+@pytest.mark.timeout(20)
+def test_a_degenerate_solution_takes_no_time() -> None:
+    """What a policy writes that has collapsed must not hold its reward up."""
+    for text in (
+        "answer" + "\n" * 100_000,
+        "answer " * 20_000,
+        "\\text{" * 20_000,
+        "1 " * 100_000,
+        "\\boxed{" * 20_000,
+    ):
+        same(answer_in(text), "1")
+        same(text, text)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "equal"),
     [

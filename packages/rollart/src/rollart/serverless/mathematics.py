@@ -9,11 +9,11 @@ import re
 from fractions import Fraction
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_SAID = re.compile(r"(?:final answer|the answer|answer)(?:\s+is)?\s*[:=]?\s*([^\n]+)", re.IGNORECASE)
+_SAID = re.compile(r"(?:final answer|the answer|answer)(?:\s++is)?\s*+[:=]?\s*+([^\n]+)", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:\s*/\s*\d+)?%?")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}")
-# Longer numbers are no answers, and costly to compare.
-_MOST_DIGITS = 200
+# Longer numbers are no answers, and costly to compare; longer texts are no numbers, and costly to look through.
+_MOST_DIGITS, _LONGEST = 200, 2000
 
 
 def answer_in(text: str) -> str:
@@ -46,6 +46,8 @@ def _braced(text: str, start: int) -> str:
 
 def number_of(text: str) -> Fraction | None:
     """The rational number that a text says, in digits, as a fraction or a percentage; None when it says none."""
+    if len(text) > _LONGEST:
+        return None
     plain = _FRACTION.sub(r"(\1)/(\2)", text)
     plain = re.sub(r"[\s$,()]|\\[!,;:]|\\left|\\right|\\text\{[^}]*\}", "", plain).rstrip(".")
     percent = plain.endswith(("%", "\\%"))
