@@ -101,8 +101,8 @@ class BareLoop:
             logprobs = logs.gather(-1, ids[:, 1:][mask][:, None])[:, 0]
             entropy = -(logs.exp() * logs).sum(-1)
             ratio = (logprobs - old).exp()
-            bounds = CONFIG.objective
-            clipped = ratio.clamp(1 - bounds.clip_low, 1 + bounds.clip_high) * advantages
+            bounds, (low, high) = CONFIG.objective, CONFIG.objective.clip
+            clipped = ratio.clamp(1 - low, 1 + high) * advantages
             per_token = -torch.minimum(ratio * advantages, clipped) - bounds.entropy_coef * entropy
             loss = per_token.sum() / tokens
             loss.backward()

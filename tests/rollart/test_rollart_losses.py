@@ -295,6 +295,7 @@ def test_objective_equals_the_reference() -> None:
 
 # The algorithms once more, from pi, mu and the proximal policy, with the bounds that the objective gives them.
 OWN_CAP = {"tis": 2.0, "topr": 1.0, "weighted_topr": 1.0, "decoupled_ppo": 5.0}
+OWN_CLIP = {"cispo": (1.0, 4.0)}
 
 
 def ref_token(config: ObjectiveConfig, pi: float, prox: float, mu: float, adv: float) -> float:
@@ -302,7 +303,7 @@ def ref_token(config: ObjectiveConfig, pi: float, prox: float, mu: float, adv: f
     engine = 1.0 if config.mismatch_cap is None else min(np.exp(prox - mu), config.mismatch_cap)
     against = mu if config.mismatch_cap is None else prox
     cap = OWN_CAP.get(config.loss, 0.0) if config.cap is None else config.cap
-    low, high = config.clip_low, config.clip_high
+    low, high = OWN_CLIP.get(config.loss, (0.2, 0.28))
     match config.loss:
         case "ppo" | "grpo":
             return engine * ref_ppo(pi, against, adv, low, high)

@@ -31,7 +31,7 @@ def group_normalized(rewards: Tensor, group: Tensor, *, scale: bool = True, epsi
     """A_i = (R_i - mean(R_group)) / (std(R_group) + epsilon), with the population's standard deviation.
 
     Source: GRPO (DeepSeekMath, arXiv 2402.03300), section 4.1.2. Without `scale` the division is left out
-    (Dr. GRPO, arXiv 2503.20783). A group of equal rewards gives exact zeros.
+    (Dr. GRPO, arXiv 2503.20783). A group of equal rewards gives zeros, but for rounding.
     """
     mean, _ = _group_means(rewards, group)
     centered = rewards - mean

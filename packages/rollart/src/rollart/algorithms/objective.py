@@ -31,6 +31,8 @@ Positive = Annotated[float, Meta(gt=0, le=1e9)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Aggregation = Literal["token_mean", "sequence_mean"]
+# PPO's are unequal as in DAPO; CISPO bounds the weight from above alone.
+_CLIP = {"ppo": (0.2, 0.28), "cispo": (1.0, 4.0)}
 
 
 class ObjectiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,10 +40,11 @@ class ObjectiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     loss: str = "tis"
     """Or `ppo`, `grpo`, `decoupled_ppo`, `cispo`, `topr`, `weighted_topr`, or `module:function` of your own."""
-    clip_low: Share = 0.2
-    """The ratio of new to old probability is held above 1 - this, in the losses that clip."""
-    clip_high: NonNegative = 0.28
-    """And below 1 + this."""
+    clip_low: Share | None = None
+    """The ratio of new to old probability is held above 1 - this in the losses that clip; None is their own: 0.2, and
+    1, which is no bound, in cispo."""
+    clip_high: NonNegative | None = None
+    """And below 1 + this; None is 0.28, in cispo 4."""
     cap: Positive | None = None
     """Truncation of the ratio; None is the loss's own: 2 in tis, 1 in topr and weighted_topr, 5 in decoupled_ppo."""
     positive_weight: NonNegative = 1.0
@@ -61,6 +64,12 @@ class ObjectiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     pi_prox / mu of decoupled_ppo already is this correction: there C takes the place of `cap`."""
     outlier: Annotated[float, Meta(gt=1, le=1e9)] | None = None
     """Drops tokens whose pi_trainer / pi_engine is outside [1 / outlier, outlier]; None keeps all."""
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        """`clip_low` and `clip_high`, given or the loss's own."""
+        low, high = _CLIP.get(self.loss, _CLIP["ppo"])
+        return low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high
 
     @property
     def needs_proximal(self) -> bool:
@@ -115,7 +124,7 @@ def token_loss(config: ObjectiveConfig, logprobs: Tensor, tokens: Tokens) -> Tok
     corrected = config.mismatch_cap is not None
     behaviour = tokens.proximal if corrected and tokens.proximal is not None else tokens.behaviour
     advantages = tokens.advantages
-    clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    clip = dict(zip(("clip_low", "clip_high"), config.clip, strict=True))
     cap = {} if config.cap is None else {"cap": config.cap}
     match config.loss:
         case "ppo" | "grpo":  # grpo's KL term is the objective's
