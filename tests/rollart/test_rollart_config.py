@@ -94,6 +94,15 @@ from rollart.plan import plan
         ("generation.workers=600", "pools", "the roles ask for 603"),
         ("pools=[{name: a, hardware: cpu, total: .inf}]", "pools.0.total", "<= 1"),
         ("pools=[{name: a, hardware: H20, totl: 1}]", "pools.0", "totl"),
+        (
+            "pools=[{name: a, hardware: cpu, total: 9}, {name: a, hardware: cpu, total: 9}]",
+            "pools",
+            "2 are named a",
+        ),
+        ("run.name=2024", "run.name", 'run.name="2024"\''),
+        ("run.name=2024-11-30", "run.name", "is text"),
+        ("run.folder=~/runs", "run.folder", "~ is not expanded here; write /"),
+        ("model.path=~/model", "model.path", "~ is not expanded here; write /"),
     ],
 )
 def test_bad_input_is_refused_with_key_value_and_remedy(override: str, key: str, remedy: str) -> None:
@@ -178,6 +187,8 @@ def test_a_continuation_cannot_change_what_the_checkpoint_depends_on() -> None:
     check_resumable(load_config(overrides=["run.iterations=500", "eval.every=3"]), stored)
     with pytest.raises(ConfigError, match=r"model\.hidden.*started with 64"):
         check_resumable(load_config(overrides=["model.hidden=128"]), stored)
+    with pytest.raises(ConfigError, match=r"train\.backend.*started with 'torch'"):
+        check_resumable(load_config(overrides=["train.backend=megatron"]), stored)
     check_resumable(load_config(overrides=["tasks.FrozenLake.max_turns=9"]), stored)
     with pytest.raises(ConfigError, match=r"tasks\.FrozenLake\.size.*started with 4"):
         check_resumable(load_config(overrides=["tasks.FrozenLake.size=5"]), stored)

@@ -7,6 +7,8 @@ Held by tests/rollart/test_rollart_config.py.
 from __future__ import annotations
 
 import difflib
+import os
+from collections import Counter
 from typing import Any, get_args
 
 import msgspec
@@ -26,11 +28,18 @@ from rollart.trainers.model_folder import ModelFolder, ModelShape
 
 def check(config: Config) -> None:
     """Raise ConfigError for the first combination that cannot run."""
+    _check_paths(config)
     _check_tasks(config)
     _check_hardware(config)
     shape = _shape(config)
     _check_training(config, shape)
     check_fits(config, shape)
+
+
+def _check_paths(config: Config) -> None:
+    for key, value in (("run.folder", config.run.folder), ("model.path", config.model.path)):
+        if value.startswith("~"):
+            raise ConfigError(key, value, f"~ is not expanded here; write {os.path.expanduser(value)}")
 
 
 def observation_tokens(task: FrozenLakeConfig) -> int:
@@ -73,6 +82,9 @@ def _check_hardware(config: Config) -> None:
         raise ConfigError("generation.hardware", generation.hardware, reason)
     if not config.pools:
         raise ConfigError("pools", [], "there is nothing to run on; [{name: local, hardware: cpu, total: 512}] works")
+    name, count = Counter(pool.name for pool in config.pools).most_common(1)[0]
+    if count > 1:
+        raise ConfigError("pools", name, f"{count} are named {name}; give each a name of its own")
     if generation.proxies > config.rollout.concurrency:
         most = config.rollout.concurrency
         reason = f"each serves a share of the {most} environments of rollout.concurrency; {most} or fewer work"
@@ -187,6 +199,7 @@ def vocabulary(config: Config) -> Vocabulary:
 _FIXED = (
     "run.seed",
     "run.mode",
+    "train.backend",
     "model.path",
     "model.hidden",
     "model.layers",

@@ -203,8 +203,10 @@ def _located(error: msgspec.ValidationError, tree: Any, prefix: str, kind: Any) 
         elif isinstance(value, Mapping):
             value = value.get(part)
     key = ".".join(filter(None, (prefix, path)))
-    remedy = _remedy(reason[:1].lower() + reason[1:].replace("`", ""), _choices(path.split("."), kind), value)
-    return ConfigError(key or "config", value, remedy)
+    reason = reason[:1].lower() + reason[1:].replace("`", "")
+    if reason.startswith("expected str, got"):  # YAML takes 2024 for a number, and 2024-11-30 for a day
+        reason = f'is text, so put it into quotes: {key}: "{value}", or \'{key}="{value}"\' as an argument'
+    return ConfigError(key or "config", value, _remedy(reason, _choices(path.split("."), kind), value))
 
 
 def _remedy(reason: str, choices: list[str], value: Any) -> str:
