@@ -44,7 +44,8 @@ class RunConfig(Section, frozen=True):
     stop_at_success: Share | None = None
     """End early when an evaluation's success rate reaches this value; None trains all iterations."""
     wandb: str = ""
-    """Weights & Biases project to log to, beside metrics.jsonl and TensorBoard; offline without an API key."""
+    """Weights & Biases project to log to, beside metrics.jsonl and TensorBoard; offline without WANDB_API_KEY in the
+    environment."""
 
 
 class ModelConfig(Section, frozen=True):

@@ -21,6 +21,7 @@ from rollart.distributed.errors import RemoteError
 from rollart.errors import CannotWrite
 from rollart.observe.dashboard import Dashboard, snapshot
 from rollart.observe.metrics import MetricsWriter
+from rollart.observe.runinfo import read_run
 from rollart.observe.trace import Trace
 from rollart.observe.wandb import WandbRun
 from rollart.pipeline.iteration import Iteration
@@ -201,4 +202,6 @@ class Run:
 def _wandb(config: Config, folder: RunFolder) -> WandbRun | None:
     if not config.run.wandb:
         return None
-    return WandbRun(config.run.wandb, config.run.name, folder.path, msgspec.to_builtins(config))
+    info = read_run(folder.path)
+    started = info.started if info else None
+    return WandbRun(config.run.wandb, config.run.name, folder.path, msgspec.to_builtins(config), started=started)
