@@ -21,7 +21,7 @@ def prepared(tmp_path: Path, status: str) -> list[str]:
     """A run folder that holds a run; returns the words that name it."""
     tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "c.yaml"
-    path.write_text(f"run: {{name: a, folder: {tmp_path / 'runs'}, iterations: 5}}\n")
+    path.write_text(f"run: {{name: a, folder: '{tmp_path}/runs', iterations: 5}}\n")
     config = load_config(path)
     folder = RunFolder.of(config)
     folder.create(config)
@@ -194,3 +194,25 @@ def test_a_tokenizer_that_cannot_speak_the_tasks_leaves_no_folder(
         assert main(["train", str(path), *words, *more]) == 2
         assert said in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_evaluation_that_fails_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*arguments: object) -> None:
+        raise TimeoutError("no engine within 300 s")
+
+    prepared(tmp_path, "finished")
+    run = tmp_path / "runs" / "a"
+    (run / "checkpoints" / "step-000001").mkdir(parents=True)
+    monkeypatch.setattr("rollart.runtime.evaluation.success_of", failing)
+    assert main(["eval", str(run)]) == 1
+    said = capsys.readouterr()
+    assert "the evaluation failed: TimeoutError: no engine within 300 s" in said.out
+    assert "Traceback" not in said.out + said.err
+    assert "Traceback" in (run / "logs" / "driver.log").read_text()
+
+
+def test_a_folder_of_any_name_is_told_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*prepared(tmp_path / "a[red]", "finished"), "--continue"]) == 0
+    assert "a[red]/runs/a is done" in capsys.readouterr().out

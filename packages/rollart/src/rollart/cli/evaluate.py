@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rollart.cli.train import config_of, log_to
+from rollart.cli.train import config_of, log_to, tell
 from rollart.observe.dashboard import Dashboard
 from rollart.runtime.folder import RunFolder
 
@@ -24,7 +24,12 @@ def evaluate(run: Path, overrides: Sequence[str]) -> int:
     try:
         log_to(folder, console)
         with Dashboard(console) as dashboard:
-            measured = asyncio.run(success_of(config, folder, dashboard.log))
+            try:
+                measured = asyncio.run(success_of(config, folder, dashboard.log))
+            except Exception as error:
+                tell("the evaluation failed", error, dashboard)
+                dashboard.log(f"logs: {folder.logs}")
+                return 1
     finally:
         folder.close()
     console.print(f"iteration {measured.step}, version {measured.version}: success {measured.success:.3f}")

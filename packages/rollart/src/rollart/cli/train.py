@@ -35,7 +35,7 @@ def train(arguments: argparse.Namespace) -> int:
         return 0
     folder = RunFolder.of(config)
     if arguments.go_on and _done(config, folder):
-        console.print(f"{folder.path} is done; its report is {folder.report}", soft_wrap=True)
+        console.print(f"{folder.path} is done; its report is {folder.report}", soft_wrap=True, markup=False)
         console.print("train it anew with --overwrite, or under another name with run.name=...", soft_wrap=True)
         return 0
     _check_tasks(config)
@@ -44,7 +44,7 @@ def train(arguments: argparse.Namespace) -> int:
         folder.reopen(config)
     else:
         if arguments.go_on and folder.exists():
-            console.print(f"{folder.path} has no checkpoint yet: starting it again", soft_wrap=True)
+            console.print(f"{folder.path} has no checkpoint yet: starting it again", soft_wrap=True, markup=False)
         folder.create(config, overwrite=arguments.overwrite or arguments.go_on)
     try:
         return _train(config, folder, console, resume=resume)
@@ -57,8 +57,8 @@ def resume(run: Path, overrides: Sequence[str]) -> int:
     config = config_of(run, overrides)
     folder, console = RunFolder.of(config), Console()
     if _finished(config, folder):
-        more = 2 * config.run.iterations
-        console.print(f"{folder.path} is done; go on with a larger run.iterations, e.g. {more}", soft_wrap=True)
+        more = f"go on with a larger run.iterations, e.g. {2 * config.run.iterations}"
+        console.print(f"{folder.path} is done; {more}", soft_wrap=True, markup=False)
         return 0
     folder.reopen(config)
     try:
@@ -84,7 +84,6 @@ def config_of(run: Path, overrides: Sequence[str]) -> Config:
 
 
 def _train(config: Config, folder: RunFolder, console: Console, *, resume: bool) -> int:
-    from rollart.distributed.errors import in_words
     from rollart.runtime.training import train
 
     log_to(folder, console)
@@ -92,14 +91,27 @@ def _train(config: Config, folder: RunFolder, console: Console, *, resume: bool)
         try:
             info = asyncio.run(train(config, folder, dashboard, resume=resume))
         except Exception as error:
-            # The terminal gets the reason, the log file the traceback too, and the one in a worker.
-            logging.getLogger("rollart").info("the run failed", exc_info=True)
-            kind = "" if isinstance(error, RollArtError) else f"{type(error).__name__}: "
-            dashboard.log(f"the run failed: {kind}{in_words(error)}")
+            tell("the run failed", error, dashboard)
             dashboard.log(f"logs: {folder.logs}   report so far: {folder.report}")
+            dashboard.log(_how_to_go_on(folder))
             return 1
-    console.print(f"{info.status}; report: {folder.report}", soft_wrap=True)
+    console.print(f"{info.status}; report: {folder.report}", soft_wrap=True, markup=False)
     return 0 if info.status == "finished" else EXIT_INTERRUPTED
+
+
+def tell(what: str, error: Exception, dashboard: Dashboard) -> None:
+    """The terminal gets the reason, the log file the traceback too, and the one in a worker."""
+    from rollart.distributed.errors import in_words
+
+    logging.getLogger("rollart").info(what, exc_info=True)
+    kind = "" if isinstance(error, RollArtError) else f"{type(error).__name__}: "
+    dashboard.log(f"{what}: {kind}{in_words(error)}")
+
+
+def _how_to_go_on(folder: RunFolder) -> str:
+    if steps := folder.checkpoints.steps():
+        return f"to go on after iteration {steps[-1]}: rollart resume {folder.path}"
+    return "there is no checkpoint to go on from; start it anew with --overwrite"
 
 
 def _done(config: Config, folder: RunFolder) -> bool:
