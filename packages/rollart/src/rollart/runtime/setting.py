@@ -68,7 +68,9 @@ class Setting:
         """Prompts of the first task."""
         first = next(iter(self.tasks.tasks.values()))
         turn = first.settings
-        return Probe(list(first.probe_prompts(prompts)), min(turn.max_tokens, _PROBE_TOKENS), turn.sampling)
+        tokens = min(turn.max_tokens, _PROBE_TOKENS)
+        # The end of a prompt that would leave no room to answer proves as much.
+        return Probe([ids[tokens - turn.context :] for ids in first.probe_prompts(prompts)], tokens, turn.sampling)
 
     def train_keys(self) -> Iterator[str]:
         """The endless keys of this run, the same at every start."""
