@@ -5,7 +5,8 @@
 SHELL := /bin/sh
 CONFIG ?= examples/frozenlake.yaml
 ARGS ?=
-EXTRA ?= cpu
+# cpu, or gpu; what .venv was made for stays until another is asked for.
+EXTRA ?= $(shell cat .venv/.extra 2>/dev/null || echo cpu)
 BIN := .venv/bin
 STAMP := .venv/.synced
 TESTS := $(BIN)/python scripts/test.py

@@ -31,9 +31,16 @@ pip_install_uv() {
     fi
 }
 
+# An older one does not know the settings of pyproject.toml.
+uv_at_hand() {
+    found="$(uv --version 2>/dev/null | cut -d " " -f 2)"
+    [ "$(printf "%s\n" "$UV_VERSION" "$found" | sort -V | head -n 1)" = "$UV_VERSION" ]
+}
+
 ensure_uv() {
     [ -x .tools/uv/bin/uv ] && return 0
-    if command -v uv >/dev/null; then
+    rm -rf .tools/uv
+    if uv_at_hand; then
         mkdir -p .tools/uv/bin
         ln -sf "$(command -v uv)" .tools/uv/bin/uv
         return 0
