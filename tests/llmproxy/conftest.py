@@ -20,6 +20,7 @@ VIRTUAL = {
     "test_llmproxy_faults.py",
     "test_llmproxy_phases.py",
     "test_llmproxy_proxy.py",
+    "test_llmproxy_races.py",
     "test_llmproxy_routing.py",
     "test_llmproxy_sim.py",
     "test_llmproxy_updates.py",

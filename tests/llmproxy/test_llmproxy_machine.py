@@ -1,4 +1,4 @@
-"""Everything at once, in any order: requests, aborts, interrupts, cancellations, updates, deaths, returns.
+"""Everything at once, in any order: requests, aborts, interrupts, cancellations, updates, deaths, silence, returns.
 
 Nothing is lost or made twice, nothing comes from a version that was not allowed while the request lived, every
 request ends exactly once, and when all is over nothing is left: no load, no running generation, no task.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from random import Random
 from typing import Any, TypeVar
 
@@ -172,6 +173,25 @@ class ProxyMachine(RuleBasedStateMachine):
         self.update()
         self.resume()
 
+    @rule(step=st.sampled_from(["suspend", "update", "resume"]), seconds=st.sampled_from([0.0, 0.2, 3.0, 7.0]))
+    def give_up(self, step: str, seconds: float) -> None:
+        """Whoever asked for a step waits no longer for it: it may be done, in part, or not at all."""
+
+        async def ask() -> None:
+            with suppress(TimeoutError, UpdateFailed, WrongState):
+                async with asyncio.timeout(seconds):
+                    match step:
+                        case "suspend":
+                            await self.proxy.suspend()
+                        case "update":
+                            await self.proxy.update(self.version + 1)
+                        case "resume":
+                            await self.proxy.resume()
+
+        self.run(ask())
+        stats = self.proxy.stats()
+        self.version, self.suspended = stats.version, stats.suspended
+
     # Faults.
 
     @rule(which=PICK)
@@ -187,6 +207,27 @@ class ProxyMachine(RuleBasedStateMachine):
             self.workers[which].rejoin(self.version if current else 0)
 
         self.run(rejoin())
+
+    @rule(which=PICK, silent=st.booleans())
+    def fall_silent(self, which: int, silent: bool) -> None:
+        async def change() -> None:
+            if silent:
+                self.workers[which].freeze()
+            else:
+                self.workers[which].thaw()
+
+        self.run(change())
+
+    @rule(which=PICK)
+    def find_unfit(self, which: int) -> None:
+        """Somebody else found that a worker does not serve."""
+
+        async def lose() -> None:
+            for slot in self.proxy.workers():
+                if slot.worker is self.workers[which]:
+                    self.proxy.lose(slot, "was found unfit")
+
+        self.run(lose())
 
     @rule(which=PICK)
     def break_next_update(self, which: int) -> None:

@@ -20,6 +20,7 @@ class Load:
         self.request = GenerateRequest(name, [], tokens)
         self.avoid: Slot | None = None
         self.told: list[str] = []
+        self.error = ""
         self.slot: Slot | None = None
         self._proxy = proxy
 
@@ -34,6 +35,7 @@ class Load:
 
     def refused(self, error: NoWorker) -> None:
         self.told.append("refused")
+        self.error = str(error)
 
 
 def running(proxy: LLMProxy) -> int:
@@ -74,6 +76,30 @@ async def test_patience() -> None:
     proxy.passages.leave(second, served=False)
     await asyncio.sleep(0.1)
     assert first.told == ["refused"] and second.told == [] and len(proxy.passages) == 0
+    await proxy.close()
+
+
+async def test_a_refusal_names_who_is_fenced_and_why() -> None:
+    proxy = LLMProxy([SimWorker("a", version=5)], version=0, config=ProxyConfig(patience=0.02))
+    load = Load(proxy)
+    proxy.passages.enter(load)
+    await asyncio.sleep(0.1)
+    assert "1 known, fenced are a: " in load.error and "5" in load.error
+    await proxy.close()
+
+
+async def test_what_a_worker_carries_that_is_removed_while_paused_moves() -> None:
+    """Nobody would ever have it go on there."""
+    proxy = LLMProxy([SimWorker("a")])
+    load = Load(proxy)
+    proxy.passages.enter(load)
+    proxy.add_worker(SimWorker("b"))
+    await proxy.suspend()
+    proxy.remove_worker("a")
+    assert load.told == ["a@0", "moved from a"] and running(proxy) == 0
+    await proxy.resume()
+    assert load.told[-1] == "b@0" and running(proxy) == 1
+    proxy.passages.leave(load, served=False)
     await proxy.close()
 
 

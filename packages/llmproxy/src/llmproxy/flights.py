@@ -91,7 +91,7 @@ class Flights:
         if silent:
             for entry in entries:
                 self._kick(entry, "reclaim")
-        await asyncio.gather(*(self._ask_to_leave(entry, "reclaim") for entry in entries))
+        await asyncio.gather(*(self._ask_to_leave(entry, "reclaim", slot) for entry in entries))
 
     def allow(self, version: int) -> None:
         """Requests at workers may have tokens of this version too from now on."""
@@ -214,10 +214,9 @@ class Flights:
         return GenerateResult(done.token_ids, done.logprobs, done.spans, "length", entry.worker, _timing(entry, 0))
 
     def _why_none(self, request: GenerateRequest) -> str:
-        fenced = "; ".join(f"{slot.id}: {self._gate.reason(slot.id)}" for slot in self._fleet if not slot.serving)
-        return f"no worker took task {request.task!r} within {self._config.patience} s: {len(self._fleet)} known" + (
-            f", fenced are {fenced}" if fenced else ""
-        )
+        fenced = self._gate.fenced(slot.id for slot in self._fleet)
+        known = f"{len(self._fleet)} known{fenced}"
+        return f"no worker took task {request.task!r} within {self._config.patience} s: {known}"
 
     # Taking requests away from where they are.
 
@@ -230,20 +229,26 @@ class Flights:
             entry.kicked = True
             entry.task.cancel()
 
-    async def _ask_to_leave(self, entry: Entry, why: Pull) -> None:
-        """Have the worker hand back the partial tokens; where it does not in time, leave without them."""
-        if not entry.live:
+    async def _ask_to_leave(self, entry: Entry, why: Pull, slot: Slot | None = None) -> None:
+        """Have the worker hand back the partial tokens; where it does not in time, leave without them.
+
+        With `slot` only that one is to be left: a request that has gone on elsewhere stays there.
+        """
+        if not entry.live or slot not in (None, entry.slot, entry.prefill_slot):
             return
         entry.pulled = max(entry.pulled, why, key=_RANK.index)
+        left = _leaving(entry)
         if entry.slot is not None and entry.prefill_slot is None and not entry.kicked:
             try:
                 async with asyncio.timeout(self._config.answer):
                     await entry.slot.worker.interrupt(entry.request.request_id)
-                    return await _left(entry)
+                    return await asyncio.shield(left)
             except Exception as error:  # whatever keeps the worker from handing them back
+                if left.done():
+                    return
                 _log.warning("request %s leaves without its tokens: %r", entry.request.request_id, error)
         self._kick(entry, why)
-        await _left(entry)
+        await asyncio.shield(left)
 
 
 def _forbidden(entry: Entry, answer: GenerateResult | Partial) -> set[int]:
@@ -284,13 +289,18 @@ def _obey_pull(entry: Entry) -> None:
 async def _left(entry: Entry) -> None:
     """Wait until the request has left its worker, or has ended."""
     if entry.live:
-        if entry.left is None:
-            entry.left = asyncio.get_running_loop().create_future()
-        await asyncio.shield(entry.left)
+        await asyncio.shield(_leaving(entry))
+
+
+def _leaving(entry: Entry) -> asyncio.Future[None]:
+    """Done once the request has left the place where it is now."""
+    if entry.left is None:
+        entry.left = asyncio.get_running_loop().create_future()
+    return entry.left
 
 
 def _announce(entry: Entry) -> None:
-    """Tell those in `_left`."""
+    """Tell those who wait for it to leave."""
     if entry.left is not None:
         entry.left.set_result(None)
         entry.left = None

@@ -7,6 +7,8 @@ Invariants (tests/llmproxy/test_llmproxy_gate.py):
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .errors import WrongState
 
 
@@ -26,8 +28,8 @@ class Gate:
     def resume(self) -> None:
         if self.broken:
             raise WrongState(
-                f"the last update failed and version {self.version} is no longer held by the whole fleet; "
-                "update again, or remove the failed workers and update"
+                f"an update is under way, or failed: not all hold version {self.version} any more; "
+                "wait for it, or update again, the failed workers removed if need be"
             )
         self.suspended = False
 
@@ -39,7 +41,7 @@ class Gate:
         self.broken = False
 
     def refuse(self) -> None:
-        """An update failed as a whole: stay suspended until one succeeds."""
+        """An update began, or failed as a whole: stay suspended until one succeeds."""
         self.broken = True
 
     def prove(self, worker_id: str, version: int | None) -> bool:
@@ -62,6 +64,11 @@ class Gate:
 
     def serves(self, worker_id: str) -> bool:
         return self._proved.get(worker_id) == self.version
+
+    def fenced(self, worker_ids: Iterable[str]) -> str:
+        """Those that are fenced, as an error tells of them; empty when none is."""
+        told = "; ".join(f"{id}: {self.reason(id)}" for id in worker_ids if not self.serves(id))
+        return f", fenced are {told}" if told else ""
 
     def reason(self, worker_id: str) -> str:
         """Why a worker is fenced; empty when it serves."""

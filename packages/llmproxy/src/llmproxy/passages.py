@@ -137,9 +137,10 @@ class Passages:
         now = loop.time()
         if self._gate.suspended:
             self._waiting = dict.fromkeys(self._waiting, now + self._patience)
+        fenced = self._gate.fenced(slot.id for slot in self._fleet)
         for carrier in [carrier for carrier, deadline in self._waiting.items() if deadline <= now]:
             del self._waiting[carrier]
-            task = carrier.request.task
-            carrier.refused(NoWorker(f"no worker took task {task!r} within {self._patience} s"))
+            task, known = carrier.request.task, f"{len(self._fleet)} known{fenced}"
+            carrier.refused(NoWorker(f"no worker took task {task!r} within {self._patience} s: {known}"))
         if self._waiting:
             self._timer = loop.call_at(min(self._waiting.values()), self._expire)

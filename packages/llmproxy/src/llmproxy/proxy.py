@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 
 from .checks import check_request
 from .config import ProxyConfig, ProxyStats, WorkerStats
@@ -70,7 +71,8 @@ class LLMProxy:
         if self._closed:
             raise Closed("the proxy is closed")
         check_request(request, self._fleet.context_limit or request.tokens)
-        self._watch.arm()
+        if not self._gate.suspended:  # a worker that loads weights may be silent
+            self._watch.arm()
         return await self._flights.run(request)
 
     async def abort(self, id: str) -> bool:
@@ -90,9 +92,9 @@ class LLMProxy:
         """From the call on nothing new is placed; when it returns, no worker generates."""
         self._gate.suspend()
         async with self._phase:
+            mending, self._mending = self._mending, {}
+            await self._stop(mending.values())
             await self._watch.stop()
-            await self._stop(self._mending.values())
-            self._mending.clear()
             await self._all(lambda worker: worker.pause())
 
     async def prefetch(self, version: int) -> list[Ack]:
@@ -100,7 +102,8 @@ class LLMProxy:
 
         async def stage(slot: Slot) -> Ack:
             try:
-                await slot.worker.prefetch(version)
+                async with _within(self._config.update):
+                    await slot.worker.prefetch(version)
             except Exception as error:  # whatever went wrong is this worker's answer
                 return Ack(slot.id, version, error=f"{type(error).__name__}: {error}")
             return Ack(slot.id, version)
@@ -111,11 +114,13 @@ class LLMProxy:
         """Load `version` on every worker, fenced ones too, and make it the only one that may serve.
 
         A worker that fails is fenced (`on_failure="fence"`), its acknowledgement saying why; with `"fail"`, or
-        when none succeeds, raises UpdateFailed and the proxy stays suspended until an update succeeds.
+        when none succeeds, raises UpdateFailed and the proxy stays suspended until an update succeeds; so it does
+        when the call is cancelled.
         """
-        if not self._gate.suspended:
-            raise WrongState("update needs a suspended proxy; call suspend first")
         async with self._phase:
+            if not self._gate.suspended:
+                raise WrongState("update needs a suspended proxy; call suspend first")
+            self._gate.refuse()  # until all have answered, nobody knows who holds what
             acks = await asyncio.gather(*(self._update(slot, version) for slot in self._slots()))
         self.accept(version, acks)
         return acks
@@ -154,7 +159,10 @@ class LLMProxy:
 
     async def _update(self, slot: Slot, version: int) -> Ack:
         try:
-            async with asyncio.timeout(self._config.update):
+            if not slot.serving:  # it was not paused with the others; one that is silent is not waited for long
+                async with _within(self._config.answer):
+                    await slot.worker.pause()
+            async with _within(self._config.update):
                 return await slot.worker.update(version)
         except Exception as error:  # whatever went wrong is this worker's answer
             return Ack(slot.id, version, error=f"{type(error).__name__}: {error}", lost=isinstance(error, WorkerLost))
@@ -164,7 +172,7 @@ class LLMProxy:
 
         async def ask(slot: Slot) -> None:
             try:
-                async with asyncio.timeout(self._config.answer):
+                async with _within(self._config.answer):
                     await call(slot.worker)
             except Exception as error:  # whatever went wrong, this worker is not where it should be
                 self._fence(slot, f"{type(error).__name__}: {error}")
@@ -212,13 +220,18 @@ class LLMProxy:
             self._fence(slot, f"joined with version {worker.version}")
 
     def remove_worker(self, worker_id: str) -> None:
-        """Give it nothing more, and go on elsewhere with what it has."""
+        """Give it nothing more, and go on elsewhere with what it has.
+
+        Passages end there, unless the proxy is suspended: nobody would have the worker go on.
+        """
         slot = self._find(worker_id)
         if slot is None:
             raise ValueError(f"no worker {worker_id!r}; known are {[slot.id for slot in self._slots()]}")
         (self._prefill_fleet if slot.role == "prefill" else self._fleet).remove(worker_id)
         self._gate.forget(worker_id)
         self._refresh()
+        if self._gate.suspended:
+            self.passages.reclaim(slot, "was removed while it was paused")
         if mending := self._mending.pop(worker_id, None):
             mending.cancel()
         task = asyncio.create_task(self._flights.reclaim(slot))
@@ -252,7 +265,7 @@ class LLMProxy:
                 self._fence(slot, f"holds version {version}, allowed is {self._gate.version}")
 
     def _start_mending(self, slot: Slot, *, silent: bool = False) -> None:
-        if slot.id not in self._mending:
+        if slot.id not in self._mending and not self._closed:
             self._mending[slot.id] = asyncio.create_task(self._mend(slot, silent))
 
     async def _mend(self, slot: Slot, silent: bool) -> None:
@@ -271,12 +284,12 @@ class LLMProxy:
         self._wake()
 
     async def _revive(self, slot: Slot) -> int | None:
-        async with asyncio.timeout(self._config.answer):
+        async with _within(self._config.answer):
             version = await slot.worker.probe()
         if version is None or version < self._gate.version:
-            async with asyncio.timeout(self._config.update):
+            async with _within(self._config.update):
                 version = (await slot.worker.update(self._gate.version)).version
-        async with asyncio.timeout(self._config.answer):
+        async with _within(self._config.answer):
             await slot.worker.resume()
         return version
 
@@ -326,8 +339,21 @@ class LLMProxy:
         self._prefill_fleet.refresh(self._gate.serves)
 
     def _wake(self) -> None:
+        if len(self._flights.ledger) and not self._gate.suspended:
+            self._watch.arm()  # those that waited go out now
         self._flights.wake()
         self.passages.wake()
+
+
+@asynccontextmanager
+async def _within(seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"no answer in {seconds:g} s") from None
 
 
 def _failure(ack: Ack, version: int) -> Ack:

@@ -8,7 +8,8 @@ request of a silent worker so waits at most `every` seconds plus what a probe ma
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
 
 from .fleet import Slot
 
@@ -17,7 +18,7 @@ class Watch:
     """`check` probes a worker and deals with what it finds."""
 
     def __init__(
-        self, every: float, slots: Callable[[], Iterable[Slot]], check: Callable[[Slot], Awaitable[None]]
+        self, every: float, slots: Callable[[], Iterable[Slot]], check: Callable[[Slot], Coroutine[Any, Any, None]]
     ) -> None:
         self._every = every
         self._slots = slots
@@ -41,15 +42,10 @@ class Watch:
 
     def _look(self) -> None:
         self._timer = None
+        self._checks = {id: check for id, check in self._checks.items() if not check.done()}
         busy = [slot for slot in self._slots() if slot.running and slot.serving]
         for slot in busy:
             if slot.id not in self._checks:
-                self._checks[slot.id] = asyncio.create_task(self._probe(slot))
+                self._checks[slot.id] = asyncio.create_task(self._check(slot))
         if busy:
             self.arm()
-
-    async def _probe(self, slot: Slot) -> None:
-        try:
-            await self._check(slot)
-        finally:
-            del self._checks[slot.id]
