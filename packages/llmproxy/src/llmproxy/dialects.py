@@ -181,7 +181,7 @@ class VLLM:
         return Control("/update_weight_version", {"new_version": str(version)})
 
     def held(self, answer: Any) -> str:
-        return str(answer.get("weight_version"))
+        return _weight_version(answer)
 
 
 class _OpenAILogprobs(Struct):
@@ -334,7 +334,11 @@ class SGLang:
         return Control("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
 
     def held(self, answer: Any) -> str:
-        return str(answer.get("weight_version"))
+        return _weight_version(answer)
+
+
+def _weight_version(answer: Any) -> str:
+    return str(answer.get("weight_version") if isinstance(answer, dict) else None)
 
 
 def _runs(runs: list[tuple[str, int, int]], told: list[_Run], before: int, after: int) -> list[tuple[str, int, int]]:

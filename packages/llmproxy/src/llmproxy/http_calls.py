@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -25,6 +28,16 @@ async def ask(worker: str, pool: Pool, control: Control, headers: bytes) -> Any:
         text = answer.body[:300].decode(errors="replace")
         raise WorkerLost(worker, f"{control.path} answered {answer.status}: {text}")
     return _decoded(answer.body)
+
+
+@asynccontextmanager
+async def in_time(worker: str, seconds: float) -> AsyncIterator[None]:
+    """A server that takes what is asked and does not answer is lost."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise WorkerLost(worker, f"gave no answer in {seconds:g} s") from None
 
 
 def callers_error(status: int, body: bytes) -> InvalidRequest:

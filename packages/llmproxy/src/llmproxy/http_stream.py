@@ -1,7 +1,8 @@
 """A streamed answer of a generation, taken in event by event.
 
-Invariant (tests/llmproxy/test_llmproxy_http_worker.py): whatever arrived is in `told` at every instant, so that a
-generation that is cut short keeps it; `lost` is empty only when the stream ended with its last event.
+Invariants (tests/llmproxy/test_llmproxy_http_worker.py): whatever arrived is in `told` at every instant, so that a
+generation that is cut short keeps it, and `spans` says which weights made it; `lost` is empty only when the stream
+ended with its last event.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ import msgspec
 
 from .dialects import Dialect, Told
 from .upstream import Upstream
+from .values import Span
 
 
 class Stream:
-    """One streamed answer, taken in as it comes. `done` is set when it ended, one way or the other."""
+    """One streamed answer, taken in as it comes. `done` is set when it ended, one way or the other.
 
-    def __init__(self, dialect: Dialect, wire_id: str) -> None:
+    Servers may tell versions with the last event alone, so the stream notes itself who makes what: `version` at
+    first, then what `change` says.
+    """
+
+    def __init__(self, dialect: Dialect, wire_id: str, version: int) -> None:
         self.wire_id = wire_id
         self.upstream: Upstream | None = None
         self.told = Told()
@@ -28,6 +34,19 @@ class Stream:
         self._dialect = dialect
         self._rest = b""
         self._closed = False
+        self._version = version
+        self._changed: list[Span] = []
+
+    def change(self, version: int) -> None:
+        """What comes from now on is made by `version`; the server is paused meanwhile."""
+        self._changed = self.spans
+        self._version = version
+
+    @property
+    def spans(self) -> list[Span]:
+        """Of all tokens so far."""
+        start, end = self._changed[-1].end if self._changed else 0, len(self.told.token_ids)
+        return self._changed + ([Span(self._version, start, end)] if end > start else [])
 
     def on_head(self, upstream: Upstream) -> None:
         self.status = upstream.status
@@ -57,8 +76,8 @@ class Stream:
             self.done.set_result(None)
 
     def on_lost(self, reason: str) -> None:
-        self.lost = reason
         if not self.done.done():
+            self.lost = reason
             self.done.set_result(None)
 
     @property

@@ -22,9 +22,9 @@ import msgspec
 from msgspec import Struct
 
 from .checks import check_request
-from .dialects import VLLM, Asked, Control, Dialect, Told
+from .dialects import VLLM, Asked, Control, Dialect
 from .errors import Aborted, DuplicateRequest, InvalidRequest, UpdateFailed, WorkerLost, WrongState
-from .http_calls import ask, callers_error
+from .http_calls import ask, callers_error, in_time
 from .http_stream import Stream
 from .life import Life
 from .upstream import Pool, head
@@ -102,6 +102,7 @@ class HTTPWorker:
         """Told, in addition to running generations, when the watch loses the server."""
         self._initial = version
         self._loader = loader
+        self._silence = silence
         self._model = model
         self._context_limit = context_limit
         self._processed = processed_logprobs
@@ -121,12 +122,13 @@ class HTTPWorker:
         return self._context_limit
 
     async def start(self) -> None:
-        """Ask the server for its context and its version. Raises WorkerLost when it does not answer."""
-        models = msgspec.convert(await self._ask(Control("/v1/models", None)), _Models)
+        """Ask the server for its context and its version. Raises WorkerLost when it does not answer in time."""
+        async with in_time(self.id, self._silence):
+            models = msgspec.convert(await self._ask(Control("/v1/models", None)), _Models)
+            self.version = await self._held()
         first = models.data[0] if models.data else _Model()
         self._context_limit = self._context_limit or first.max_model_len or _ANY_CONTEXT
         self._model = self._model or first.id
-        self.version = await self._held()
         if self._loader is not None:
             await self._loader.start(self)
         self.watch()
@@ -156,7 +158,8 @@ class HTTPWorker:
             limit = "unmodified sampling, or a server started with --logprobs-mode processed_logprobs"
             raise InvalidRequest("sampling.logprobs", f"of worker {self.id} are raw", limit)
         # An id that the server has not seen, however often the request comes back here.
-        stream = self._streams[id] = Stream(self.dialect, f"{id}-{uuid4().hex[:8]}")
+        version = self._initial if self.version is None else self.version
+        stream = self._streams[id] = Stream(self.dialect, f"{id}-{uuid4().hex[:8]}", version)
         try:
             if self._paused and not self.dialect.keeps:
                 await self._until_resumed(stream)
@@ -203,6 +206,8 @@ class HTTPWorker:
         finally:
             self._life.hushed = False
         self.version = version
+        for stream in self._streams.values():
+            stream.change(version)
         return Ack(self.id, version, digest)
 
     async def resume(self) -> None:
@@ -243,7 +248,8 @@ class HTTPWorker:
             raise InvalidRequest(
                 "worker", f"{self.id} cannot interrupt requests to {path}", "one that can; or abort it"
             )
-        await self._tell(asked)
+        async with in_time(self.id, self._silence):
+            await self._tell(asked)
 
     # What a loader may use.
 
@@ -288,7 +294,7 @@ class HTTPWorker:
             raise callers_error(code, said)
         if len(told.logprobs) != len(told.token_ids):
             raise WorkerLost(self.id, f"told {len(told.logprobs)} log-probabilities of {len(told.token_ids)} tokens")
-        whole = extend_partial(request, told.token_ids, told.logprobs, self._spans(told))
+        whole = extend_partial(request, told.token_ids, told.logprobs, self._spans(stream))
         if stream.interrupted and told.finish not in _ENDS:
             return whole
         if reason := stream.failure:
@@ -300,11 +306,12 @@ class HTTPWorker:
         timing = Timing(cached_tokens=told.cached)
         return GenerateResult(whole.token_ids, whole.logprobs, whole.spans, end, self.id, timing)
 
-    def _spans(self, told: Told) -> list[Span]:
-        if told.runs:
-            return [Span(self._number(name), start, end) for name, start, end in told.runs if end > start]
-        known = self.version if self.version is not None else self._initial
-        return [Span(known, 0, len(told.token_ids))] if told.token_ids else []
+    def _spans(self, stream: Stream) -> list[Span]:
+        """As the server told them, where it told those of all tokens."""
+        runs = stream.told.runs
+        if not runs or runs[-1][2] != len(stream.told.token_ids):
+            return stream.spans
+        return [Span(self._number(name), start, end) for name, start, end in runs if end > start]
 
     async def _until_resumed(self, stream: Stream) -> None:
         """Wait here, as a server that can hold requests does, unless the request is taken away meanwhile."""
@@ -321,7 +328,7 @@ class HTTPWorker:
             return
         stream.interrupted = stream.interrupted or interrupted
         if (asked := self.dialect.abort(stream.wire_id)) is not None:
-            with contextlib.suppress(WorkerLost, TimeoutError):
+            with contextlib.suppress(WorkerLost, InvalidRequest, TimeoutError):
                 async with asyncio.timeout(_ABORT_WAIT):
                     await self._tell(asked)
                     await asyncio.shield(stream.done)

@@ -243,9 +243,11 @@ class _Tokens:
         self.problem = "" if self.prompt else "token_ids is empty"
 
     def choice(self, generation: Generation, tokens: list[int], versions: list[int]) -> dict[str, Any]:
+        """Versions are told of all tokens with the last ones alone, as vLLM does."""
         content = [{"token_id": t, "logprob": logprob(t, v)} for t, v in zip(tokens, versions, strict=True)]
         logprobs = {"content": content} if self.logprobs else None
-        return {"index": 0, "token_ids": tokens, "logprobs": logprobs, "weight_versions": generation.spans()}
+        runs = generation.spans() if generation.finish else None
+        return {"index": 0, "token_ids": tokens, "logprobs": logprobs, "weight_versions": runs}
 
     def event(self, id: str, generation: Generation, new: int) -> dict[str, Any]:
         at = len(generation.versions) - new
