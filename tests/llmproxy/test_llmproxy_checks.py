@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmproxy import GenerateRequest, InvalidRequest, LLMProxy, Partial, Sampling, SimWorker
+from llmproxy import GenerateRequest, InvalidRequest, LLMProxy, Partial, Sampling, SimWorker, Span
 
 LIMIT = 100
 FINE: dict[str, Any] = {"trajectory_id": "t", "prompt_ids": [1, 2, 3], "max_tokens": 10}
@@ -21,6 +21,8 @@ FINE: dict[str, Any] = {"trajectory_id": "t", "prompt_ids": [1, 2, 3], "max_toke
         ("prompt_ids", "int", {"prompt_ids": [1, True]}),
         ("prompt_ids", "int", {"prompt_ids": ["1"]}),
         ("prompt_ids", "non-negative", {"prompt_ids": [1, -2]}),
+        ("prompt_ids", "up to", {"prompt_ids": [1, 2**31]}),
+        ("prompt_ids", "up to", {"prompt_ids": [1, 2**70]}),
         ("max_tokens", "at least 1", {"max_tokens": 0}),
         ("max_tokens", "at least 1", {"max_tokens": -5}),
         ("max_tokens", str(LIMIT), {"max_tokens": LIMIT - 2}),
@@ -28,6 +30,10 @@ FINE: dict[str, Any] = {"trajectory_id": "t", "prompt_ids": [1, 2, 3], "max_toke
         ("resume", "budget left", {"resume": Partial([5] * 4, [0.0] * 4, [], 0)}),
         ("resume", "budget left", {"resume": Partial([5] * 10, [0.0] * 10, [], 5)}),
         ("resume.logprobs", "one for each", {"resume": Partial([5] * 4, [0.0] * 3, [], 6)}),
+        ("resume.token_ids", "non-negative", {"resume": Partial([5, -1], [0.0] * 2, [Span(0, 0, 2)], 6)}),
+        ("resume.spans", "all 4 tokens", {"resume": Partial([5] * 4, [0.0] * 4, [], 6)}),
+        ("resume.spans", "all 4 tokens", {"resume": Partial([5] * 4, [0.0] * 4, [Span(0, 0, 9)], 6)}),
+        ("resume.spans", "without gaps", {"resume": Partial([5] * 4, [0.0] * 4, [Span(0, 0, 1), Span(1, 2, 4)], 6)}),
         ("sampling.temperature", "at least 0", {"sampling": Sampling(temperature=-1, logprobs="processed")}),
         ("sampling.temperature", "finite", {"sampling": Sampling(temperature=float("nan"), logprobs="processed")}),
         ("sampling.top_p", "(0, 1]", {"sampling": Sampling(top_p=0.0, logprobs="processed")}),

@@ -87,6 +87,7 @@ async def test_with_a_trajectory_in_the_header_the_engine_refuses_and_its_answer
         ({"trajectory_id": "t", "prompt_ids": [1] * 49, "max_tokens": 2}, "max_tokens"),
         ({"trajectory_id": "t", "prompt_ids": [1], "max_tokens": 1, "sampling": {"top_p": 0}}, "sampling.top_p"),
         ({"trajectory_id": "t", "prompt_ids": [1], "max_tokens": 1, "typo": 1}, "typo"),
+        ({"trajectory_id": "t", "prompt_ids": [2**63 - 1], "max_tokens": 1}, "prompt_ids"),
         ({"trajectory_id": "t", "max_tokens": 1}, "prompt_ids"),
     ],
 )

@@ -10,13 +10,16 @@ from typing import Annotated
 import msgspec
 
 from .errors import InvalidRequest
-from .values import GenerateRequest, Sampling
+from .values import GenerateRequest, Partial, Sampling
+
+HIGHEST_ID = 2**31 - 1
+"""No vocabulary is larger. Which ids there are, the engine knows."""
 
 
 class _Ids(msgspec.Struct, array_like=True):
     """A struct, as msgspec looks its type up in half the time that a generic one's takes."""
 
-    ids: list[Annotated[int, msgspec.Meta(ge=0)]]
+    ids: list[Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_ID)]]
 
 
 def check_request(request: GenerateRequest, context_limit: int) -> None:
@@ -40,7 +43,7 @@ def check_request(request: GenerateRequest, context_limit: int) -> None:
 
 
 def check_ids(field: str, ids: list[int]) -> None:
-    """Token ids are non-negative plain ints: no floats, bools or numpy scalars."""
+    """Token ids are non-negative plain ints of 31 bits: no floats, bools or numpy scalars."""
     try:
         msgspec.convert((ids,), _Ids)  # in one pass; what follows names what is wrong
         return
@@ -51,6 +54,8 @@ def check_ids(field: str, ids: list[int]) -> None:
         raise InvalidRequest(field, f"contains {names}", "a list of int")
     if min(ids) < 0:
         raise InvalidRequest(field, f"contains {min(ids)}", "non-negative token ids")
+    if max(ids) > HIGHEST_ID:
+        raise InvalidRequest(field, f"contains {max(ids)}", f"token ids up to {HIGHEST_ID}")
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -85,3 +90,16 @@ def _check_resume(request: GenerateRequest) -> None:
             f"has {len(partial.token_ids)} of {request.max_tokens} tokens and {partial.remaining} remaining",
             "a generation with budget left",
         )
+    check_ids("resume.token_ids", partial.token_ids)
+    _check_spans(partial)
+
+
+def _check_spans(partial: Partial) -> None:
+    """Else what is made next would be counted from elsewhere, and said to be of other versions than it is."""
+    end = 0
+    for span in partial.spans:
+        if not end == span.start < span.end:
+            raise InvalidRequest("resume.spans", f"go from {end} to {span.start}-{span.end}", "without gaps")
+        end = span.end
+    if end != len(partial.token_ids):
+        raise InvalidRequest("resume.spans", f"end at {end}", f"over all {len(partial.token_ids)} tokens")
