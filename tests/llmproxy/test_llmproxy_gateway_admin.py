@@ -191,6 +191,35 @@ async def test_workers_come_and_go() -> None:
         await second.close()
 
 
+async def test_a_worker_that_may_not_join_is_watched_by_nobody() -> None:
+    def watching() -> int:
+        coroutines = (task.get_coro() for task in asyncio.all_tasks())
+        return sum("Life._watch" in repr(one) for one in coroutines)
+
+    async with serving(StandIn()) as at:
+        url = at.gateway.worker(at.proxy.workers()[0]).pool.url
+        at.gateway.joining.add("late")
+        for _ in range(3):
+            for id in ("w0", "late"):
+                reply = await ask(at.port, "POST", "/admin/workers", {"url": url, "id": id})
+                assert reply.status == 400 and "taken" in reply.error["message"]
+        assert watching() == 1
+
+
+async def test_an_interrupt_waits_no_longer_than_for_a_sign_of_life() -> None:
+    class Deaf(StandIn):
+        async def answer(self, method, path, headers, body, writer) -> bool:
+            if "abort" in path:
+                await asyncio.sleep(30)
+            return await super().answer(method, path, headers, body, writer)
+
+    async with serving(server := Deaf(delay=0.005), silence=0.1) as at, Connection(at.port) as client:
+        client.send("POST", "/inference/v1/generate", LONG, x_trajectory_id="t")
+        await until(lambda: server.running)
+        reply = await ask(at.port, "POST", "/admin/interrupt", {"id": "t"})
+        assert reply.status == 502 and "no answer in 0.1 s" in reply.error["message"]
+
+
 async def test_a_removed_worker_finishes_what_it_has() -> None:
     async with serving(StandIn(delay=0.005), StandIn(delay=0.005)) as at, Connection(at.port) as client:
         client.send(

@@ -150,6 +150,16 @@ async def test_bodies_held_at_one_time_are_bounded() -> None:
         await until(at.idle)
 
 
+async def test_those_who_may_not_come_in_take_no_room() -> None:
+    config = GatewayConfig(api_key="secret", max_body=1000, max_buffered=1000)
+    async with serving(StandIn(), config=config) as at, Connection(at.port) as stranger:
+        stranger.writer.write(HEAD + b"content-length: 1000\r\n\r\n")
+        assert (await stranger.reply()).status == 401
+        assert at.gateway.buffered == 0
+        reply = await ask(at.port, "POST", "/v1/completions", GOOD, authorization="Bearer secret")
+        assert reply.status == 200
+
+
 @pytest.mark.parametrize(
     "data", [HEAD + b"a: " + b"x" * 3000, HEAD + b"a: b\r\n" * 500 + b"\r\n", b"GET /" + b"x" * 3000]
 )
@@ -190,6 +200,19 @@ async def test_answers_take_no_longer_than_they_may() -> None:
         assert (reply.status, reply.error["type"]) == (504, "Timeout")
         assert at.idle()
         await until(lambda: not at.servers[0].running)
+
+
+async def test_a_client_that_reads_in_fits_and_starts_gets_no_more_time() -> None:
+    config = GatewayConfig(request_timeout=1.2)
+    async with serving(StandIn(delay=30.0), config=config) as at, Connection(at.port) as client:
+        client.send("POST", "/v1/completions", GOOD, x_trajectory_id="t")
+        await until(lambda: at.gateway.exchanges)
+        connection = await _first_client(at)
+        while at.gateway.exchanges:
+            connection.pause_writing()
+            connection.resume_writing()
+            await asyncio.sleep(0.1)
+        assert (await client.reply()).status == 504
 
 
 async def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing() -> None:

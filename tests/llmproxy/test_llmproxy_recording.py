@@ -11,7 +11,7 @@ from tests.llmproxy.faulty import Faulty
 from tests.llmproxy.gateways import Connection, ask, expected, serving, until
 
 from llmproxy.gateway import GatewayConfig
-from llmproxy.standin import StandIn, logprob
+from llmproxy.standin import StandIn, logprob, send
 
 RECORD = GatewayConfig(record=True)
 
@@ -156,6 +156,34 @@ async def test_an_odd_request_does_not_hide_the_others(body: bytes) -> None:
         first, *rest = await record(at.port, "t")
         assert first["choices"][0]["token_ids"] and len(rest) <= 1
         assert all(turn["sampling"] == {} for turn in rest)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": ["text"]},
+        {"choices": 5},
+        {"choices": [{"token_ids": ["one"], "text": "a"}]},
+        {"choices": [{"message": {"content": [{"type": "text", "text": "a"}]}}]},
+        {"choices": [{"logprobs": {"content": [{"token": "a"}]}}]},
+    ],
+)
+async def test_an_odd_answer_passes_and_hides_no_other(answer: dict[str, Any]) -> None:
+    class Odd(StandIn):
+        async def answer(self, method, path, headers, body, writer) -> bool:
+            if b"odd" in body:
+                send(writer, answer)
+                return True
+            return await super().answer(method, path, headers, body, writer)
+
+    async with serving(Odd(), config=RECORD) as at:
+        good, odd = {"prompt": [1, 2], "max_tokens": 4}, {"prompt": [1, 2], "user": "odd"}
+        await ask(at.port, "POST", "/v1/completions", good, x_trajectory_id="t")
+        for headers in ({"x_trajectory_id": "t"}, {}):
+            assert (await ask(at.port, "POST", "/v1/completions", odd, **headers)).json() == answer
+        first, second = await record(at.port, "t")
+        assert first["choices"][0]["token_ids"] and second["status"] == 200
+        assert at.idle()
 
 
 async def test_records_are_listed_deleted_and_bounded() -> None:

@@ -74,6 +74,14 @@ def test_falls_back_when_the_class_is_gone_and_counts_it() -> None:
     assert router.stats()["fallback/FrozenLake/H800/H20"] == 1
 
 
+def test_tasks_that_callers_make_up_are_counted_together() -> None:
+    router = AffinityRouter({"default": "H800"})
+    fleet = fleet_of(*mixed(1), gone=("H800-0",))
+    for n in range(100):
+        place(router, fleet, request(f"t{n}", task=f"made-up-{n}"))
+    assert {name: n for name, n in router.stats().items() if "/" in name} == {"fallback/default/H800/H20": 100}
+
+
 def test_falls_back_only_where_it_may() -> None:
     fleet = fleet_of(*mixed(1), gone=("H800-0",))
     assert AffinityRouter({"default": "H800"}, fallback={}).choose(request(), fleet) is None

@@ -225,6 +225,10 @@ def test_what_is_no_url(url: str) -> None:
         Pool(url)
 
 
+def test_a_password_in_a_url_is_not_told() -> None:
+    assert Pool("http://me:secret@host:81/v2/").url == "http://host:81/v2"
+
+
 def test_parts_of_a_url() -> None:
     pool = Pool("http://user@host:81/v2/")
     assert (pool.host, pool.port, pool.authority, pool.prefix) == ("host", 81, b"host:81", b"/v2")

@@ -176,11 +176,11 @@ class Pool:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not an http(s) URL such as http://127.0.0.1:8000")
-        self.url = url.rstrip("/")
         self.host = parts.hostname
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.authority = parts.netloc.rpartition("@")[2].encode("ascii")
         self.prefix = parts.path.rstrip("/").encode("ascii")
+        self.url = f"{parts.scheme}://{(self.authority + self.prefix).decode()}"  # without a password
         self.idle: list[Upstream] = []
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._connect_timeout = connect_timeout

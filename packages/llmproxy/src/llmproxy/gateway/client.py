@@ -89,6 +89,7 @@ class Client(asyncio.Protocol):
     """A connection. `exchange` is the request that a worker answers, `task` one that the gateway does."""
 
     __slots__ = (
+        "_answer_by",
         "_close_after",
         "_deaf",
         "_gateway",
@@ -125,6 +126,7 @@ class Client(asyncio.Protocol):
         self._in_head = False
         self._unproductive = 0  # bytes read since the last of a body: of a head, a trailer, a chunk's extension
         self._progress = False
+        self._answer_by = _NEVER
         self._close_after = False
         self._deaf = False
         self._paused = False
@@ -176,7 +178,7 @@ class Client(asyncio.Protocol):
         self._paused = True
         if self.exchange is not None:
             self.exchange.hold()
-        self.deadline = self._gateway.clock + self._gateway.config.stall_timeout
+        self._expect_next()
 
     def resume_writing(self) -> None:
         self._paused = False
@@ -236,11 +238,11 @@ class Client(asyncio.Protocol):
             raise Refusal(505, "InvalidRequest", "this is not HTTP/1.1", "request", "HTTP/1.1")
         if self._parser.should_upgrade():  # the parser reads no body then
             raise Refusal(400, "InvalidRequest", "connections cannot be upgraded", "upgrade", "absent")
-        if request.length:
-            self._hold(request, request.length)
         if request.connection:
             _obey_connection(request)
         self._gateway.admit(self, request)
+        if request.length:  # no room for those who may not come in
+            self._hold(request, request.length)
         if self._free:
             self.deadline = self._gateway.clock + config.body_timeout
             if request.expect == b"100-continue":
@@ -282,7 +284,7 @@ class Client(asyncio.Protocol):
 
     def _answer(self, request: Request) -> None:
         self.answering = request
-        self.deadline = self._gateway.clock + self._gateway.config.request_timeout
+        self.deadline = self._answer_by = self._gateway.clock + self._gateway.config.request_timeout
         try:
             self._gateway.handle(self, request)
         except Refusal as error:
@@ -345,11 +347,8 @@ class Client(asyncio.Protocol):
 
     def _expect_next(self) -> None:
         config = self._gateway.config
-        if self._paused:
-            wait = config.stall_timeout
-        else:
-            wait = config.idle_timeout if self.answering is None else config.request_timeout
-        self.deadline = self._gateway.clock + wait
+        answer_by, wait = (_NEVER, config.idle_timeout) if self.answering is None else (self._answer_by, _NEVER)
+        self.deadline = min(answer_by, self._gateway.clock + (config.stall_timeout if self._paused else wait))
 
     def _hold(self, request: Request, size: int) -> None:
         """Reserve room for a body of this size."""

@@ -58,7 +58,7 @@ class Choice(Struct):
 
     index: int
     token_ids: list[int] | None
-    logprobs: list[float] | None
+    logprobs: list[float | None] | None
     spans: list[Span] | None
     finish_reason: str | None
     text: str
@@ -77,6 +77,43 @@ class Turn(Struct):
     sampling: dict[str, Any]
     prompt_token_ids: list[int] | None
     choices: list[Choice]
+    error: Any = None
+
+
+class _Entry(Struct):
+    logprob: float
+
+
+class _Logprobs(Struct):
+    content: list[_Entry] | None = None
+    token_logprobs: list[float | None] | None = None
+
+    @property
+    def values(self) -> list[float | None] | None:
+        return self.token_logprobs if self.content is None else [entry.logprob for entry in self.content]
+
+
+class _Said(Struct):
+    content: Any = None
+
+
+class _Told(Struct):
+    """An answer's choice, or one event's part of it."""
+
+    index: int | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    weight_versions: list[Span] | None = None
+    finish_reason: str | None = None
+    text: str | None = None
+    message: _Said | None = None
+    delta: _Said | None = None
+
+
+class _Message(Struct):
+    choices: list[_Told] | None = None
+    prompt_token_ids: list[int] | None = None
     error: Any = None
 
 
@@ -186,12 +223,11 @@ def decode(kept: Kept) -> Turn:
     )
     choices: dict[int, Choice] = {}
     for message in _messages(b"".join(kept.answer)):
-        if "error" in message:
-            turn.error = message["error"]
-        turn.prompt_token_ids = message.get("prompt_token_ids") or turn.prompt_token_ids
-        for told in message.get("choices") or ():
-            turn.prompt_token_ids = told.get("prompt_token_ids") or turn.prompt_token_ids
-            index = told.get("index") or 0
+        turn.error = message.error or turn.error
+        turn.prompt_token_ids = message.prompt_token_ids or turn.prompt_token_ids
+        for told in message.choices or ():
+            turn.prompt_token_ids = told.prompt_token_ids or turn.prompt_token_ids
+            index = told.index or 0
             choice = choices.setdefault(index, Choice(index, None, None, None, None, ""))
             _add(choice, told)
     turn.choices = [choices[index] for index in sorted(choices)]
@@ -204,28 +240,23 @@ def token_ids(answer: list[bytes]) -> list[int]:
     """What the first sequence of an answer has of token ids; empty when the engine told none."""
     made: list[int] = []
     for message in _messages(b"".join(answer)):
-        for told in message.get("choices") or ():
-            if not told.get("index"):
-                made += told.get("token_ids") or ()
+        for told in message.choices or ():
+            if not told.index:
+                made += told.token_ids or ()
     return made
 
 
-def _add(choice: Choice, told: dict[str, Any]) -> None:
-    """An answer's choice, or one event's part of it."""
-    ids = told.get("token_ids")
-    if ids is not None:
-        choice.token_ids = (choice.token_ids or []) + ids
-    logprobs = told.get("logprobs") or {}
-    content = logprobs.get("content")
-    values = [entry["logprob"] for entry in content] if content is not None else logprobs.get("token_logprobs")
+def _add(choice: Choice, told: _Told) -> None:
+    if told.token_ids is not None:
+        choice.token_ids = (choice.token_ids or []) + told.token_ids
+    values = told.logprobs.values if told.logprobs else None
     if values is not None:
         choice.logprobs = (choice.logprobs or []) + values
-    runs = told.get("weight_versions")
-    if runs:
-        choice.spans = [Span(run["version"], run["start"], run["end"]) for run in runs]
-    message = told.get("message") or told.get("delta") or {}
-    choice.text += told.get("text") or message.get("content") or ""
-    choice.finish_reason = told.get("finish_reason") or choice.finish_reason
+    choice.spans = told.weight_versions or choice.spans
+    said = told.message or told.delta
+    text = told.text or (said and said.content)
+    choice.text += text if isinstance(text, str) else ""
+    choice.finish_reason = told.finish_reason or choice.finish_reason
 
 
 def _complete(choice: Choice, kept: Kept) -> None:
@@ -241,18 +272,19 @@ def _prompt(asked: dict[str, Any]) -> list[int] | None:
     return prompt if isinstance(prompt, list) and all(type(id) is int for id in prompt) else None
 
 
-def _messages(answer: bytes) -> list[dict[str, Any]]:
+def _messages(answer: bytes) -> list[_Message]:
     """The JSON object of an answer, or those of its events."""
     if answer.lstrip()[:1] == b"{":
-        whole = _json(answer)
-        return [whole] if isinstance(whole, dict) else []
-    events = answer.replace(b"\r\n", b"\n").split(b"\n\n")
-    decoded = [_json(event.removeprefix(b"data:").strip()) for event in events if event.startswith(b"data:")]
-    return [message for message in decoded if isinstance(message, dict)]
+        parts = [answer]
+    else:
+        events = answer.replace(b"\r\n", b"\n").split(b"\n\n")
+        parts = [event.removeprefix(b"data:").strip() for event in events if event.startswith(b"data:")]
+    decoded = [_json(part, _Message) for part in parts]
+    return [message for message in decoded if message is not None]
 
 
-def _json(data: bytes) -> Any:
+def _json(data: bytes, kind: Any = Any) -> Any:
     try:
-        return msgspec.json.decode(data)
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, RecursionError):
         return None

@@ -136,11 +136,11 @@ class Gateway:
 
     def _sweep(self) -> None:
         self.clock = now = self._loop.time()
+        self._sweeper = self._loop.call_later(_SWEEP, self._sweep)
         for client in [client for client in self._clients if client.deadline < now]:
             client.expired()
         if self.recorder is not None:
             self.recorder.forget_old(now)
-        self._sweeper = self._loop.call_later(_SWEEP, self._sweep)
 
     # Connections.
 
@@ -267,8 +267,14 @@ class Gateway:
     async def add(self, url: str, id: str, hardware: str, dialect: str, version: int) -> HTTPWorker:
         """Take a new worker into the fleet; made by `make_worker`."""
         worker = self.make_worker(url, id, hardware, dialect, version)
-        await worker.start()
-        self._take(worker)
+        if worker.id in self.joining:
+            raise ValueError(f"worker id {worker.id!r} is taken by one that has not answered yet")
+        try:
+            await worker.start()
+            self._take(worker)
+        except BaseException:
+            await worker.close()
+            raise
         return worker
 
     def expect(self, worker: HTTPWorker) -> None:

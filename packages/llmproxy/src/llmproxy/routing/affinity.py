@@ -152,5 +152,6 @@ class AffinityRouter:
 
     def _count(self, request: GenerateRequest, wanted: str, slot: Slot) -> Slot:
         if wanted not in (ANY, slot.hardware):
-            self._fell_back[f"{request.task}/{wanted}/{slot.hardware}"] += 1
+            task = request.task if request.task in self._affinity else "default"  # callers may name any number
+            self._fell_back[f"{task}/{wanted}/{slot.hardware}"] += 1
         return slot
