@@ -70,6 +70,19 @@ def test_ranks_that_push_together_take_a_part_of_the_time() -> None:
     assert alone == pytest.approx(WEIGHTS / (CONSTANTS.push_gibs * GIB)) and together == pytest.approx(alone / 4)
 
 
+def test_nodes_that_pull_together_share_what_the_store_gives() -> None:
+    async def pull_s(**store: float) -> float:
+        world = make_world(simulation(store=store))
+        start = asyncio.get_running_loop().time()
+        await asyncio.gather(*(node.pull(1) for node in world.nodes))
+        return asyncio.get_running_loop().time() - start
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        alone, narrow, far = (runner.run(pull_s(**store)) for store in ({}, {"gibs": 2.08}, {"latency_s": 3.0}))
+    assert alone == pytest.approx(WEIGHTS / (CONSTANTS.pull_gibs * GIB))
+    assert narrow == pytest.approx(2 * alone) and far == pytest.approx(alone + 3.0)
+
+
 def test_a_step_takes_time_whatever_its_batch() -> None:
     assert trainer_rates(simulation()).step_s == CONSTANTS.training_s > 0
     assert trainer_rates(simulation(training={"hardware": "H800", "gpus": 8, "step_s": 2.5})).step_s == 2.5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from random import Random
 
 import pytest
 
@@ -10,8 +12,8 @@ from rollart.simulate.clock import VirtualLoop
 from rollart.simulate.errors import Stalled
 
 
-def virtual(work):
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+def virtual(work, order: Random | None = None):
+    with asyncio.Runner(loop_factory=partial(VirtualLoop, order)) as runner:
         return runner.run(work)
 
 
@@ -34,6 +36,21 @@ def test_timers_of_one_instant_fire_as_they_were_set() -> None:
         return fired
 
     assert virtual(run()) == list(range(-1, 100))
+
+
+def test_in_a_random_order_all_that_is_ready_runs_before_time_goes_on() -> None:
+    async def run() -> list[int]:
+        fired: list[int] = []
+        loop = asyncio.get_running_loop()
+        for number in range(100):
+            loop.call_at(5.0, fired.append, number)
+        loop.call_at(6.0, fired.append, 100)
+        await asyncio.sleep(7)
+        return fired
+
+    first, again, other = (virtual(run(), Random(seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert sorted(first) == list(range(101)) and first[-1] == 100 and first[:-1] != list(range(100))
 
 
 def test_deadlines_that_are_not_reached_leave_nothing_behind() -> None:

@@ -33,6 +33,12 @@ def test_a_second_run_is_told_how_to_start(tmp_path: Path, capsys: pytest.Captur
     assert "--overwrite" in told and "--resume" not in told
 
 
+def test_what_cannot_be_simulated_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(tmp_path, "simulate.model=qwen3-235b-a22b")) == 2
+    assert "raise tensor_parallel" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_ends_a_simulation_early_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     storm = yaml.safe_dump([{"kind": "environments", "at": 1, "factor": 1, "for_s": 1e9}], default_flow_style=True)
     assert main(command(tmp_path, f"simulate.faults={storm}")) == 1

@@ -42,6 +42,29 @@ def test_a_training_configuration_needs_no_section_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"buffer": {"alpha": "x"}}, "buffer.alpha = 'x'"),
+        ({"buffer": {"batch_groups": None}}, "buffer.batch_groups = None"),
+        ({"buffer": [2]}, r"buffer = \[2\]: is a section"),
+        ({"generation": ["H800"]}, r"generation = \['H800'\]: is a section"),
+        ({"rollout": 5}, "rollout = 5: is a section"),
+        ({"simulate": "H800"}, "simulate = 'H800'"),
+    ],
+)
+def test_sections_that_are_none_are_told(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_simulation({"tasks": TASKS, "simulate": WORLD} | change)
+
+
+def test_engines_run_as_many_sequences_as_the_file_says() -> None:
+    def batch(generation: dict[str, int], **world: float) -> float:
+        return make_simulation({"tasks": TASKS, "generation": generation, "simulate": WORLD | world}).world.batch
+
+    assert batch({}) == 256 and batch({"max_num_seqs": 32}) == 32 and batch({"max_num_seqs": 32}, batch=8) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
         ({"model": "qwen9"}, "qwen9.*give one of qwen3-8b"),
         ({"tasks": {"Shop": "shops"}}, "shops.*webshop"),
         ({"tasks": {"Shop": "webshop", "Shap": "webshop"}}, "no such task; there are Shop"),
@@ -73,6 +96,13 @@ def test_a_training_configuration_needs_no_section_of_its_own() -> None:
             {"tasks": {"Shop": PROFILE | {"turns": {"shape": "uniform"}}}},
             "Shop.turns.*uniform quantity needs high",
         ),
+        ({"tasks": {"Shop": PROFILE | {"turns": {"low": 9, "high": 30}}}}, "Shop.turns.*low without a mean"),
+        ({"tasks": {"Shop": {"turns": {"mean": 3}}}}, "prompt is missing; give it, or trace"),
+        ({"tasks": {"Shop": {"trace": "nowhere"}}}, "trace = 'nowhere': cannot be read"),
+        ({"training": {"hardware": "H800", "gpus": 16, "shared": True}}, "in mode rollart engines generate while"),
+        ({"training": {"hardware": "H800", "gpus": 17, "shared": True}}, "17 H800': are generation's own"),
+        ({"training": {"hardware": "H20", "gpus": 8, "shared": True}}, "8 H20': are generation's own"),
+        ({"store": {"gibs": 0}}, "simulate.store.gibs = 0"),
         ({"rewards": {"kind": "dedicated", "hardware": "H900"}}, "simulate.rewards.hardware = 'H900'"),
         ({"training": {"hardware": "H800", "gpus": 0}}, "training.gpus"),
         ({"training": {"hardware": "H900", "gpus": 8}}, "simulate.training.hardware = 'H900'"),

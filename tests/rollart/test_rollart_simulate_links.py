@@ -33,6 +33,14 @@ def test_alone_a_stream_decides_and_together_the_capacity() -> None:
     virtual(run())
 
 
+def test_the_first_byte_comes_after_the_latency() -> None:
+    async def run() -> list[tuple[float, float]]:
+        link = Link(capacity=2.0, latency=0.5)
+        return await asyncio.gather(*(timed(link, 0.0, nbytes) for nbytes in (0.0, 4.0, 4.0)))
+
+    assert [end for _, end in virtual(run())] == pytest.approx([0.0, 4.5, 4.5])
+
+
 def test_nothing_passes_a_link_that_is_cut_until_it_is_mended() -> None:
     async def run() -> float:
         link = Link(stream=1.0)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,27 @@ def test_the_same_seed_gives_the_same_rows_and_another_one_others(tmp_path: Path
     other = tree(mode)
     other["run"]["seed"] = 1
     assert run(tmp_path / "other", other).rows != first.rows
+
+
+AGAIN = """
+import sys
+from pathlib import Path
+import msgspec
+import test_rollart_simulate_run as test
+storm = {"kind": "environments", "at": 5.0, "for_s": 60.0, "factor": 0.5}
+rows = test.run(Path(sys.argv[1]), test.tree(faults=[storm, {"kind": "node", "at": 40.0, "for_s": 50.0}])).rows
+sys.stdout.buffer.write(msgspec.json.encode(rows))
+"""
+
+
+@pytest.mark.seconds
+def test_another_process_with_other_hashes_gives_the_same_rows(tmp_path: Path) -> None:
+    def told(seed: str) -> bytes:
+        command = [sys.executable, "-c", AGAIN, str(tmp_path / seed)]
+        hashes = os.environ | {"PYTHONHASHSEED": seed}
+        return subprocess.check_output(command, env=hashes, cwd=Path(__file__).parent)
+
+    assert told("1") == told("2") != b""
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from envmanager import InfrastructureError
 from rollart.simulate.blank import Blank
 from rollart.simulate.catalog import Profile, builtin
 from rollart.simulate.clock import VirtualLoop
+from rollart.simulate.recorded import Recorded
 from rollart.simulate.rewards import Inline
 from rollart.simulate.spread import Spread
-from rollart.simulate.tasks import Counted, ProfileTask, Recorded, Weather
+from rollart.simulate.tasks import Counted, ProfileTask, Weather
 
 
 def task(profile: Profile, *, seed: int = 0, episodes: tuple[Recorded, ...] = (), weather: Weather | None = None):
@@ -69,10 +70,25 @@ def test_an_observation_is_as_long_as_it_says() -> None:
 
 
 def test_recorded_episodes_are_played_as_they_were() -> None:
-    episode = Recorded(turns=[(30, 5, 1.5), (31, 6, 2.5)], reset_s=1.0, reward=0.75)
-    seen, seconds = played(task(builtin().profile("webshop"), episodes=(episode,)), "k")
-    assert seen == ["30 5", ("31 6", 0.0), ("1 1", 0.75)]
+    episode = Recorded(turns=((30, 5, 1.5), (31, 6, 2.5)), reset_s=1.0, reward=0.75)
+    subject = task(builtin().profile("webshop"), episodes=(episode,))
+    seen, seconds = played(subject, "k")
+    tokens: list[Any] = [Counted().observation(text, None) for text in (seen[0], seen[1][0])]
+    assert [(len(each), each.reply) for each in tokens] == [(30, 5), (31, 6)]
+    assert [reward for _, reward in seen[1:]] == [0.0, 0.75]
     assert seconds == pytest.approx(5.0)
+    instances = {played(subject, key)[0][0].split()[2] for key in ("k", "k", "other")}
+    assert len(instances) == 2  # members of a group ask the same
+
+
+def test_recorded_episodes_fail_as_others_do() -> None:
+    episode, weather = Recorded(turns=((30, 5, 1.5),)), Weather()
+    profile = msgspec.structs.replace(builtin().profile("webshop"), step_fails=1.0)
+    with pytest.raises(InfrastructureError, match="was lost"):
+        played(task(profile, episodes=(episode,)), "k")
+    weather.reset_fails = 1.0
+    with pytest.raises(InfrastructureError, match="did not start"):
+        played(task(profile, episodes=(episode,), weather=weather), "k")
 
 
 def test_a_storm_fails_resets_and_slows_everything() -> None:

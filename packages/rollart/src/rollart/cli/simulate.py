@@ -16,6 +16,7 @@ from rollart.observe.dashboard import Dashboard
 from rollart.report import write_report
 from rollart.runtime.folder import RunFolder
 from rollart.runtime.interrupt import EXIT_INTERRUPTED
+from rollart.simulate.build import check_fits
 from rollart.simulate.calibrate import calibrate
 from rollart.simulate.config import Simulation, load_simulation
 from rollart.simulate.run import Simulated, simulate
@@ -35,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     if folder.exists() and not arguments.overwrite:
         told = "replace it with --overwrite, or give the new one a name with run.name=..."
         raise RunExists(f"{folder.path} holds a run already; {told}")
+    check_fits(simulation)
     folder.create(simulation.config, overwrite=arguments.overwrite)
     log_to(folder, console)
     start = time.process_time()

@@ -44,6 +44,9 @@ def shrunk(tree: Mapping[str, Any], by: int) -> dict[str, Any]:
         width = fleet.get("tensor_parallel", 1)
         fleet["gpus"] = width * max(1, round(fleet["gpus"] / by / width))
     world["training"]["gpus"] = max(1, round(world["training"]["gpus"] / by))
+    store = world.get("store") or {}
+    if store.get("gibs"):
+        store["gibs"] /= by
     rewards = world.get("rewards") or {}
     if "gpus" in rewards:
         rewards["gpus"] = max(1, round(rewards["gpus"] / by))

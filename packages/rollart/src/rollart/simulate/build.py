@@ -7,13 +7,13 @@ is the product's own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import count, repeat
 from math import inf
 from pathlib import Path
 from random import Random
 
-import msgspec
 from msgspec import Struct
 
 from llmproxy import AffinityRouter, GenerateRequest, GenerateResult
@@ -29,8 +29,9 @@ from rollart.simulate.engines import Generator, Node
 from rollart.simulate.errors import Stalled
 from rollart.simulate.host import Host
 from rollart.simulate.links import Link
+from rollart.simulate.recorded import read_episodes
 from rollart.simulate.rewards import Rewards, make_rewards
-from rollart.simulate.tasks import ProfileTask, Recorded, Weather
+from rollart.simulate.tasks import ProfileTask, Weather
 from rollart.simulate.trainer import Passes, Rates, SimTrainer, swap_seconds
 from rollart.tasks import Mixture
 
@@ -74,6 +75,12 @@ class World(Struct, frozen=True):
     host: Host | None
     setting: Setting
 
+    @property
+    def links(self) -> list[Link]:
+        """All that weights travel over."""
+        pushes = [self.push] if self.push else []
+        return list(dict.fromkeys([node.link for node in self.nodes] + pushes))
+
     def parts(self) -> Parts:
         """As the run sees it."""
         config = self.simulation.config
@@ -100,11 +107,13 @@ class World(Struct, frozen=True):
 
 def make_world(simulation: Simulation) -> World:
     """Build it on the running loop. Raises ConfigError when a model does not fit its devices."""
+    check_fits(simulation)
     push = _push(simulation)
     shared = simulation.world.host
     host = Host(shared.cores, shared.turn_s) if shared else None
     nodes: list[Node] = []
-    engines = [engine for fleet in simulation.fleets for engine in _engines(simulation, fleet, nodes, host)]
+    pulls = _pulls(simulation)
+    engines = [engine for fleet in simulation.fleets for engine in _engines(simulation, fleet, nodes, pulls, host)]
     weather = Weather()
     rewards = make_rewards(simulation.world.rewards)
     tasks = Mixture(
@@ -124,6 +133,15 @@ def make_world(simulation: Simulation) -> World:
     )
 
 
+def check_fits(simulation: Simulation) -> None:
+    """Raise ConfigError for the first engine that cannot hold the model."""
+    for index, fleet in enumerate(simulation.fleets):
+        try:
+            _ = speed_of(simulation, fleet).capacity
+        except ValueError as error:
+            raise ConfigError(f"simulate.generation.{index}", fleet.hardware, str(error)) from None
+
+
 def speed_of(simulation: Simulation, fleet: FleetConfig) -> Roofline:
     """The roofline of an engine of a fleet."""
     constants = simulation.catalog.calibration
@@ -140,7 +158,9 @@ def speed_of(simulation: Simulation, fleet: FleetConfig) -> Roofline:
     )
 
 
-def _engines(simulation: Simulation, fleet: FleetConfig, nodes: list[Node], host: Host | None) -> list[Generator]:
+def _engines(
+    simulation: Simulation, fleet: FleetConfig, nodes: list[Node], pulls: Iterator[Link], host: Host | None
+) -> list[Generator]:
     constants = simulation.catalog.calibration
     weights = simulation.shape.parameters * simulation.shape.bytes_each
     stored = simulation.world.transport == "store"
@@ -151,15 +171,11 @@ def _engines(simulation: Simulation, fleet: FleetConfig, nodes: list[Node], host
     else:  # each class is a cluster of its own, and between clusters there is Ethernet
         update_s = weights / (constants.pull_gibs * GIB)
     speed = speed_of(simulation, fleet)
-    try:
-        _ = speed.capacity
-    except ValueError as error:
-        raise ConfigError("simulate.generation", fleet.hardware, str(error)) from None
     each = simulation.engines_a_node(fleet)
     made: list[Generator] = []
     for number in range(fleet.engines):
         if number % each == 0:
-            nodes.append(Node(len(nodes), Link(inf, constants.pull_gibs * GIB), weights))
+            nodes.append(Node(len(nodes), next(pulls), weights))
         engine = Generator(
             f"gen-{fleet.hardware}-{'' if fleet.role == 'both' else fleet.role}{number}",
             speed=speed,
@@ -177,11 +193,19 @@ def _engines(simulation: Simulation, fleet: FleetConfig, nodes: list[Node], host
     return made
 
 
+def _pulls(simulation: Simulation) -> Iterator[Link]:
+    """Each node's link to the store; one for all where the store gives them no more than so much together."""
+    store, stream = simulation.world.store, simulation.catalog.calibration.pull_gibs * GIB
+    if store.gibs is not None:
+        return repeat(Link(store.gibs * GIB, stream, store.latency_s))
+    return (Link(inf, stream, store.latency_s) for _ in count())
+
+
 def _push(simulation: Simulation) -> Link | None:
     if simulation.world.transport != "store":
         return None
     rate = simulation.training.push_streams * simulation.catalog.calibration.push_gibs * GIB
-    return Link(inf, rate)
+    return Link(inf, rate, simulation.world.store.latency_s)
 
 
 def trainer_rates(simulation: Simulation) -> Rates:
@@ -212,20 +236,10 @@ def _task(simulation: Simulation, name: str, weather: Weather, rewards: Rewards)
     return ProfileTask(
         name,
         profile,
-        read_episodes(profile.trace),
+        read_episodes(profile.trace) if profile.trace else (),
         seed=config.run.seed,
         max_tokens=task.max_tokens,
         context=config.generation.max_model_len,
         weather=weather,
         rewards=rewards,
     )
-
-
-def read_episodes(path: str) -> list[Recorded]:
-    """The episodes of a trace file; none for no file. Raises ConfigError."""
-    if not path:
-        return []
-    try:
-        return [msgspec.json.decode(line, type=Recorded) for line in Path(path).read_bytes().splitlines() if line]
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError("simulate.tasks.trace", path, str(error)) from None

@@ -53,10 +53,10 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the episodes of a task go; fields are explained in data/tasks.yaml."""
 
-    turns: Spread
-    prompt: Spread
-    observation: Spread
-    response: Spread
+    turns: Spread = Spread()
+    prompt: Spread = Spread()
+    observation: Spread = Spread()
+    response: Spread = Spread()
     instance: Amount = 0.0
     latest_only: bool = False
     reset_s: Spread = Spread()
@@ -68,7 +68,14 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     success: Share = 0.5
     uniform: Share = 0.0
     trace: str = ""
-    """A file of recorded episodes, one JSON object a line, to draw from instead."""
+    """A file of recorded episodes to draw from instead (rollart.simulate.recorded says what a line holds)."""
+
+    def __post_init__(self) -> None:
+        if self.trace:
+            return
+        for name in ("turns", "prompt", "observation", "response"):
+            if getattr(self, name) == Spread():
+                raise ValueError(f"{name} is missing; give it, or trace, a file of recorded episodes")
 
 
 class Calibration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,8 +1,9 @@
 """An event loop whose time jumps to the next event.
 
 It has no sockets, threads or processes: work for an executor is done on the spot and takes no time. Timers of one
-instant fire in the order in which they were set, so a run is a function of its inputs. When nothing is left to happen
-it raises instead of waiting for ever (tests/rollart/test_rollart_simulate_clock.py).
+instant fire in the order in which they were set, so a run is a function of its inputs. With a random `order`, what is
+ready at one instant runs in any, and a search finds what should not depend on it but does. When nothing is left to
+happen it raises instead of waiting for ever (tests/rollart/test_rollart_simulate_clock.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from asyncio.events import Handle, TimerHandle
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
+from random import Random
 from typing import Any
 
 from rollart.simulate.errors import Stalled
@@ -27,8 +29,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _ready: deque[Handle]
     _stopping: bool
 
-    def __init__(self) -> None:
+    def __init__(self, order: Random | None = None) -> None:
         super().__init__()
+        self._order = order
         self._now = 0.0
         self._timers: list[tuple[float, int, TimerHandle]] = []
         self._set = 0
@@ -62,6 +65,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         ready = self._ready
         if not ready and not self._stopping:
             self._advance()
+        if self._order is not None:
+            self._order.shuffle(ready)
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled:

@@ -14,18 +14,24 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from llmproxy.sim import Shape
 from llmproxy.worker import Role
 from rollart.config import Config, load, parse_config
+from rollart.config.schema import BufferConfig
 from rollart.config.tasks import AnyTask, FrozenLakeConfig
 from rollart.errors import ConfigError
+from rollart.pipeline.modes import MODES
 from rollart.plan import tiny_parameters
 from rollart.simulate.catalog import Calibration, Catalog, Hardware, Positive, Profile, Share, builtin
+from rollart.simulate.recorded import described, read_episodes
 from rollart.simulate.spread import Amount
 
 T = TypeVar("T")
 Count = Annotated[int, Meta(ge=1)]
+_ANY = 100_000
+"""Environments at once that no check minds, until it is known how many there will be."""
 
 
 class _Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,6 +95,15 @@ class RewardsConfig(_Section, frozen=True):
     """How long a serverless instance that has nothing to do stays."""
 
 
+class StoreConfig(_Section, frozen=True):
+    """The store that weights travel through."""
+
+    gibs: Positive | None = None
+    """2**30 bytes a second for all nodes that pull at the same time; not given, each gets what a stream reaches."""
+    latency_s: Amount = 0.0
+    """Seconds before the first byte of each push and pull."""
+
+
 class FaultConfig(_Section, frozen=True):
     """Something that goes wrong at `at` seconds and ends `for_s` later.
 
@@ -118,6 +133,7 @@ class SimulateConfig(_Section, frozen=True):
     host: HostConfig | None = None
     transport: Literal["store", "broadcast"] = "store"
     """How weights travel: through a store, while rollout goes on, or broadcast while it stands still."""
+    store: StoreConfig = StoreConfig()
     faults: tuple[FaultConfig, ...] = ()
     hardware: dict[str, Hardware] = msgspec.field(default_factory=dict)
     """Classes that the catalog does not have, or has otherwise."""
@@ -135,7 +151,7 @@ class SimulateConfig(_Section, frozen=True):
     stall_s: Annotated[float, Meta(gt=0, le=1e7)] = 50_000.0
     """Simulated seconds without a train step after which the run is taken to hang."""
     batch: Annotated[float, Meta(ge=1, le=1e12)] = 256.0
-    """The most sequences that an engine runs at once."""
+    """The most sequences that an engine runs at once; where it is not given, generation.max_num_seqs if that is."""
 
 
 class Simulation(Struct, frozen=True):
@@ -191,7 +207,7 @@ def read_tree(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]
     tree = load._read(Path(path))
     for override in overrides:
         load._apply(tree, override)
-    return tree
+    return {name: section for name, section in tree.items() if section is not None}
 
 
 def load_simulation(path: str | Path, overrides: Iterable[str] = ()) -> Simulation:
@@ -202,8 +218,13 @@ def load_simulation(path: str | Path, overrides: Iterable[str] = ()) -> Simulati
 def make_simulation(tree: Mapping[str, Any]) -> Simulation:
     """The simulation of plain nested dictionaries. Raises ConfigError."""
     world = _world(tree.get("simulate") or {})
-    rest = {name: value for name, value in tree.items() if name != "simulate"}
+    rest = {name: value for name, value in tree.items() if name != "simulate" and value is not None}
     config = parse_config(_filled(rest, world))
+    if "concurrency" not in rest.get("rollout", {}):
+        config = replace(config, rollout=replace(config.rollout, concurrency=_most(config.buffer)))
+    config = replace(config, run=replace(config.run, stop_at_success=None))  # nobody learns here
+    if "max_num_seqs" in rest.get("generation", {}) and "batch" not in (tree.get("simulate") or {}):
+        world = replace(world, batch=float(config.generation.max_num_seqs))
     catalog = _catalog(world)
     fleets = world.generation or _fleets(config)
     training = world.training or TrainingConfig(hardware=fleets[0].hardware, gpus=config.train.processes)
@@ -232,9 +253,10 @@ def _convert(tree: Any, key: str, kind: type[T]) -> T:
 
 def _filled(tree: dict[str, Any], world: SimulateConfig) -> dict[str, Any]:
     """The training configuration with what the fleet says about its engines, and patience for large runs."""
-    filled = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
-    generation = filled.setdefault("generation", {})
-    rollout = filled.setdefault("rollout", {})
+    if not all(isinstance(tree.get(name, {}), Mapping) for name in ("generation", "rollout")):
+        return tree  # which is refused as it is
+    generation, rollout = dict(tree.get("generation", {})), dict(tree.get("rollout", {}))
+    filled = tree | {"generation": generation, "rollout": rollout}
     if world.generation:
         classes = [fleet.hardware for fleet in world.generation if fleet.role != "prefill"]
         hardware = [fleet.hardware for fleet in world.generation for _ in range(fleet.engines)]
@@ -246,12 +268,14 @@ def _filled(tree: dict[str, Any], world: SimulateConfig) -> dict[str, Any]:
         filled["pools"] = pools
         for key, value in (("step_timeout_s", 1800.0), ("turn_timeout_s", 7200.0), ("episode_timeout_s", 36000.0)):
             rollout.setdefault(key, value)
-    if "concurrency" not in rollout:
-        buffer = filled.get("buffer") or {}
-        groups = floor((1 + buffer.get("alpha", 1.0)) * buffer.get("batch_groups", 16))
-        members = buffer.get("group_size", 8) + buffer.get("spare_members", 0)
-        rollout["concurrency"] = (groups + buffer.get("spare_groups", 0)) * members
+    rollout.setdefault("concurrency", _ANY)
     return filled
+
+
+def _most(buffer: BufferConfig) -> int:
+    """Trajectories that the buffer has room for."""
+    groups = floor((1 + buffer.alpha) * buffer.batch_groups) + buffer.spare_groups
+    return groups * (buffer.group_size + buffer.spare_members)
 
 
 def _catalog(world: SimulateConfig) -> Catalog:
@@ -274,7 +298,7 @@ def _fleets(config: Config) -> tuple[FleetConfig, ...]:
 def _profile(name: str, task: AnyTask, world: SimulateConfig, catalog: Catalog) -> Profile:
     given = world.tasks.get(name)
     if isinstance(given, Profile):
-        return given
+        return described(given, read_episodes(given.trace)) if given.trace else given
     if given is not None:
         return catalog.profile(given, f"simulate.tasks.{name}")
     if isinstance(task, FrozenLakeConfig):
@@ -311,8 +335,21 @@ def _check(simulation: Simulation) -> None:
         raise ConfigError(
             f"simulate.tasks.{name}", name, f"no such task; there are {', '.join(simulation.config.tasks)}"
         )
-    if simulation.training.shared and len(simulation.fleets) != 1:
+    if simulation.training.shared:
+        _check_shared(simulation)
+
+
+def _check_shared(simulation: Simulation) -> None:
+    training, mode = simulation.training, simulation.config.run.mode
+    if len(simulation.fleets) != 1:
         raise ConfigError("simulate.training.shared", True, "needs one fleet, whose devices the trainer takes")
+    (fleet,) = simulation.fleets
+    if training.hardware != fleet.hardware or training.gpus > fleet.gpus:
+        reason = f"are generation's own where they are shared, and those are {fleet.gpus} {fleet.hardware}"
+        raise ConfigError("simulate.training", f"{training.gpus} {training.hardware}", reason)
+    if MODES[mode].overlap:
+        reason = f"in mode {mode} engines generate while the trainer works; false works, or run.mode sync_plus"
+        raise ConfigError("simulate.training.shared", True, reason)
 
 
 def _check_faults(simulation: Simulation) -> None:

@@ -13,11 +13,12 @@ from math import inf
 
 
 class Link:
-    """`capacity` bytes a second in all, `stream` for one transfer."""
+    """`capacity` bytes a second in all, `stream` for one transfer, whose first byte comes after `latency` seconds."""
 
-    def __init__(self, capacity: float = inf, stream: float = inf) -> None:
+    def __init__(self, capacity: float = inf, stream: float = inf, latency: float = 0.0) -> None:
         self._capacity = capacity
         self._stream = stream
+        self._latency = latency
         self._factor = 1.0
         self._carried = 0.0  # bytes that a transfer under way since the start would have got
         self._at = 0.0
@@ -27,6 +28,8 @@ class Link:
 
     async def carry(self, nbytes: float) -> None:
         """Return when so many bytes have passed. Cancelling frees the share."""
+        if self._latency and nbytes > 0:
+            await asyncio.sleep(self._latency)
         if nbytes <= 0 or (self._capacity == inf and self._stream == inf):
             return
         self._advance()

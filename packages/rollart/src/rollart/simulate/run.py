@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from functools import partial
 from io import StringIO
 from math import ceil
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from msgspec import Struct
@@ -57,10 +59,14 @@ class NoCheckpoints(Checkpoints):
         return self.folder
 
 
-def simulate(simulation: Simulation, folder: RunFolder, dashboard: Dashboard | None = None) -> Simulated:
-    """Run it to the end in a folder that was created; raises what ends it early, and Broken."""
+def simulate(
+    simulation: Simulation, folder: RunFolder, dashboard: Dashboard | None = None, order: Random | None = None
+) -> Simulated:
+    """Run it to the end in a folder that was created; raises what ends it early, and Broken. With `order`, what is
+    ready at one instant runs in any.
+    """
     folder.checkpoints = NoCheckpoints(folder.path / "checkpoints")
-    with rarely_searched(_YOUNG), asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    with rarely_searched(_YOUNG), asyncio.Runner(loop_factory=partial(VirtualLoop, order)) as runner:
         simulated = runner.run(_simulate(simulation, folder, dashboard or Dashboard(Console(file=StringIO()))))
     check_rows(simulation, simulated.rows)
     return simulated
@@ -106,7 +112,7 @@ def _outcome(world: World, folder: RunFolder, elapsed: float) -> Simulated:
 def check_rows(simulation: Simulation, rows: list[Row]) -> None:
     """Raise Broken unless the rows say that every invariant held."""
     config = simulation.config
-    if len(rows) != config.run.iterations and config.run.stop_at_success is None:
+    if len(rows) != config.run.iterations:
         raise Broken(f"{len(rows)} of {config.run.iterations} iterations ended")
     bound = ceil(config.buffer.alpha)
     for row in rows:

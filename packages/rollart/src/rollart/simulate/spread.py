@@ -33,6 +33,8 @@ class Spread(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"low {self.low:g} is above high {self.high:g}")
         if self.shape == "uniform" and self.high == inf:
             raise ValueError("a uniform quantity needs high")
+        if self.shape != "uniform" and self.low and not self.mean:
+            raise ValueError("low without a mean; give mean, or shape uniform")
 
     @property
     def average(self) -> float:

@@ -16,13 +16,12 @@ from random import Random
 from typing import Any
 from zlib import crc32
 
-from msgspec import Struct
-
 from envmanager import InfrastructureError, Trajectory
 from llmproxy import Sampling
 from rollart.policy import TurnSettings
 from rollart.simulate.blank import Blank
 from rollart.simulate.catalog import Profile
+from rollart.simulate.recorded import Recorded
 from rollart.simulate.rewards import Rewards
 from rollart.simulate.spread import Sampler
 
@@ -59,8 +58,28 @@ class _Samplers:
         self.response: Sampler = profile.response.sampler()
         self.reset_s: Sampler = profile.reset_s.sampler()
         self.step_s: Sampler = profile.step_s.sampler()
-        self.reset_fail_s: Sampler = profile.reset_fail_s.sampler()
+        self.failures = Failures(profile)
         self.sigma = sqrt(log(1 + profile.instance**2))
+
+
+class Failures:
+    """How often environments of a profile fail, and after how long."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._resets, self._steps = profile.reset_fails, profile.step_fails
+        self._reset_s: Sampler = profile.reset_fail_s.sampler()
+
+    async def reset(self, random: Random, weather: Weather) -> None:
+        """Raises InfrastructureError when this one does not start."""
+        fails = max(self._resets, weather.reset_fails)
+        if fails and random.random() < fails:
+            await asyncio.sleep(weather.slow * self._reset_s(random))
+            raise InfrastructureError("the environment did not start")
+
+    def step(self, random: Random) -> None:
+        """Raises InfrastructureError when this step loses the environment."""
+        if self._steps and random.random() < self._steps:
+            raise InfrastructureError("the environment was lost")
 
 
 class ProfileEnv:
@@ -93,10 +112,7 @@ class ProfileEnv:
 
     async def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         random, weather = self._random, self._weather
-        fails = max(self._profile.reset_fails, weather.reset_fails)
-        if fails and random.random() < fails:
-            await asyncio.sleep(weather.slow * self._draw.reset_fail_s(random))
-            raise InfrastructureError("the environment did not start")
+        await self._draw.failures.reset(random, weather)
         if wait := weather.slow * self._draw.reset_s(random):
             await asyncio.sleep(wait)
         return self._shown(self._draw.prompt(random)), {}
@@ -105,8 +121,7 @@ class ProfileEnv:
         random = self._random
         if wait := self._weather.slow * self._draw.step_s(random):
             await asyncio.sleep(wait)
-        if self._profile.step_fails and random.random() < self._profile.step_fails:
-            raise InfrastructureError("the environment was lost")
+        self._draw.failures.step(random)
         self._left -= 1
         reward = float(random.random() < self._profile.success) if self._reward is None else self._reward
         if self._left:
@@ -118,39 +133,38 @@ class ProfileEnv:
         return f"{max(1, round(tokens))} {reply} {self._instance}"
 
 
-class Recorded(Struct, frozen=True):
-    """An episode of a trace file. Turns are tokens of the observation, tokens of the reply, seconds of the step."""
-
-    turns: list[tuple[int, int, float]]
-    reset_s: float = 0.0
-    reward: float = 0.0
-
-
 class RecordedEnv:
-    """Plays an episode as it was recorded."""
+    """Plays an episode as it was recorded, and fails as often as the profile says."""
 
     blocking = False
 
-    def __init__(self, task: str, episode: Recorded, weather: Weather) -> None:
+    def __init__(
+        self, task: str, episode: Recorded, failures: Failures, random: Random, weather: Weather, instance: int
+    ) -> None:
         self.task = task
         self._episode = episode
+        self._failures = failures
+        self._random = random
         self._weather = weather
+        self._instance = instance
         self._turn = 0
 
     async def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        await self._failures.reset(self._random, self._weather)
         await asyncio.sleep(self._weather.slow * self._episode.reset_s)
         return self._shown(), {}
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         turns = self._episode.turns
         await asyncio.sleep(self._weather.slow * turns[self._turn][2])
+        self._failures.step(self._random)
         self._turn += 1
         last = self._turn == len(turns)
         return "1 1" if last else self._shown(), self._episode.reward if last else 0.0, last, False, {}
 
     def _shown(self) -> str:
         observation, reply, _ = self._episode.turns[self._turn]
-        return f"{max(1, observation)} {max(1, reply)}"
+        return f"{max(1, observation)} {max(1, reply)} {self._instance}"
 
 
 class ProfileTask:
@@ -198,14 +212,15 @@ class ProfileTask:
         number = self._played[key]
         self._played[key] += 1
         random = Random(f"{self._seed}/{self._name}/{key}/{number}")
+        instance = crc32(f"{self._name}/{key}".encode())
         if self._episodes:
-            return RecordedEnv(self._name, random.choice(self._episodes), self._weather)
+            episode = random.choice(self._episodes)
+            return RecordedEnv(self._name, episode, self._draw.failures, random, self._weather, instance)
         profile, sigma = self._profile, self._draw.sigma
         shared = Random(f"{self._seed}/{self._name}/{key}")
         scale = exp(shared.gauss(-sigma * sigma / 2, sigma)) if sigma else 1.0
         alike = profile.uniform and shared.random() < profile.uniform
         reward = float(shared.random() < profile.success) if alike else None
-        instance = crc32(f"{self._name}/{key}".encode())
         return ProfileEnv(self._name, profile, self._draw, self._weather, random, scale, instance, reward)
 
     async def reward(self, trajectory: Trajectory) -> float:
