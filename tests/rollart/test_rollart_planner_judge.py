@@ -12,15 +12,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from re import fullmatch
+from re import fullmatch, search
 from typing import Any
 
 import msgspec
 import pytest
 
 from rollart.planner.candidate import Candidate, Part
-from rollart.planner.judge import Judged, Judges, _heard, _start, blocks, margin, scatter
-from rollart.simulate.errors import Broken
+from rollart.planner.judge import Failed, Judged, Judges, _heard, _start, blocks, judge, margin, scatter
 from rollart.simulate.run import Simulated
 from rollart.simulate.summary import Summary
 
@@ -110,17 +109,26 @@ def test_an_interruption_waits_for_no_simulation() -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_why_one_failed_is_told_with_its_name(processes: int) -> None:
-    with pytest.raises(Broken, match=r"12 H800 TP8 generate.* failed: ConfigError: .*is not a multiple of"):
-        Judges(TREE, processes, lambda text: None).all([IMPOSSIBLE, *FIELD], 3)
+def test_why_one_failed_is_told_with_its_name_and_others_go_on(processes: int) -> None:
+    told: list[str] = []
+    judges = Judges(TREE, processes, told.append)
+    assert [one.candidate for one in judges.all([FIELD[0], IMPOSSIBLE, FIELD[1]], 3)] == FIELD[:2]
+    (failed,) = [text for text in told if "failed" in text]
+    assert search(r"12 H800 TP8 generate.*: ConfigError: .*is not a multiple of", failed)
+    assert judges.all([IMPOSSIBLE], 5) == [] and len(told) == 3  # once is enough
     assert not multiprocessing.active_children()
+
+
+def test_a_run_that_ends_with_success_is_judged_to_its_last_iteration() -> None:
+    early = TREE | {"run": TREE["run"] | {"stop_at_success": 0.0}}
+    assert len(judge(early, FIELD[0], 3).simulated.rows) == 3
 
 
 def test_a_child_that_was_killed_is_told(tmp_path: Path) -> None:
     ear, process = _start(TREE, FIELD[0], ENDLESS, 1, str(tmp_path))
     process.kill()
-    with pytest.raises(Broken, match="exit code -9"):
-        _heard(ear, FIELD[0], process)
+    failed = _heard(ear, FIELD[0], process)
+    assert isinstance(failed, Failed) and "exit code -9" in failed.why
 
 
 def test_children_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from rollart.planner.search import (
 )
 from rollart.simulate.catalog import builtin
 from rollart.simulate.config import load_simulation, make_simulation
+from rollart.simulate.errors import Broken
 from rollart.simulate.run import Simulated
 from rollart.simulate.summary import Summary
 
@@ -247,7 +248,7 @@ def test_noise_replaces_nothing_that_was_given(monkeypatch: pytest.MonkeyPatch) 
     plan = search.plan([GPUS])
     assert plan.start is not None and plan.best[0] == plan.start and plan.steps == []
     assert 0.02 < plan.margin < 0.1
-    assert plan.simulated <= 6 + 1 + 2  # and it is no reason to climb
+    assert plan.simulated <= 6 + 1 + 2 + 4  # and it is no reason to climb
 
 
 def test_what_is_better_by_more_than_noise_is_climbed_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,6 +256,15 @@ def test_what_is_better_by_more_than_noise_is_climbed_to(monkeypatch: pytest.Mon
     pretend(monkeypatch, lambda candidate: 100.0 + abs(candidate.training.gpus - 104), noise=0.005)
     plan = Search(TREE, width=2, rounds=(4,)).plan([gpus])
     assert abs(plan.best[0].candidate.training.gpus - 104) <= 8
+
+
+def test_alpha_and_redundancy_are_tried_beside_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds(candidate: Candidate) -> float:
+        return 100.0 - 10 * candidate.alpha - 5 * candidate.spare_groups - 5 * candidate.spare_members
+
+    pretend(monkeypatch, seconds)
+    best = Search(TREE, width=1, rounds=(3,)).plan([GPUS]).best[0].candidate
+    assert (best.alpha, best.spare_groups, best.spare_members) == (2.0, 1, 1)
 
 
 def test_an_interrupted_search_writes_the_best_so_far(
@@ -296,18 +306,49 @@ def test_both_signals_end_a_search_before_anything_is_known(
     assert not out.exists() and signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.parametrize("simulated", [0, 1])
-def test_a_simulation_that_fails_ends_the_search_with_what_is_known(
-    simulated: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_candidates_that_fail_are_left_out_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, out = tmp_path / "given.yaml", tmp_path / "planned.yaml"
     config.write_text(yaml.safe_dump(TREE))
-    steps = iter([90.0] * simulated)
-    pretend(monkeypatch, lambda candidate: next(steps))
+
+    def seconds(candidate: Candidate) -> float:
+        if candidate.training.gpus == 8:
+            raise Broken("[the ledger] does not balance")
+        return 90.0
+
+    pretend(monkeypatch, seconds)
+    words = ["plan", str(config), "--gpus", "h800=24,h20=8", "--out", str(out), "--processes", "1"]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "failed           8 H800 train" in told and "Broken: [the ledger] does not balance" in told
+    assert " simulated, " in told and " failed\n" in told
+    assert load_simulation(out).training.gpus == 16
+
+
+def test_what_was_given_and_fails_is_compared_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = given_candidate(make_simulation(TREE))
+
+    def seconds(candidate: Candidate) -> float:
+        if candidate == given:
+            raise Broken("it stalled")
+        return 90.0
+
+    pretend(monkeypatch, seconds)
+    plan = Search(TREE, width=3, rounds=(3,)).plan([GPUS])
+    assert plan.start is None and plan.steps == [] and plan.failed == 1
+
+
+def test_a_search_in_which_all_fail_says_why_the_first_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = tmp_path / "given.yaml", tmp_path / "planned.yaml"
+    config.write_text(yaml.safe_dump(TREE))
+    pretend(monkeypatch, lambda candidate: next(iter(())))
     words = ["plan", str(config), "--gpus", "h800=24,h20=8", "--out", str(out), "--processes", "1"]
     assert main(words) == 1
     told = capsys.readouterr().out
-    assert "failed: StopIteration" in told and ("best so far" in told) == out.exists() == bool(simulated)
+    assert "simulations came to its end; the first: StopIteration" in told and not out.exists()
 
 
 def test_a_given_setting_that_holds_no_model_is_compared_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +378,8 @@ def test_devices_that_are_shared_are_no_candidate_to_compare_with(monkeypatch: p
         "generation": [{"hardware": "H800", "gpus": 16}],
         "training": {"hardware": "H800", "gpus": 16, "shared": True},
     }
-    shared = TREE | {"simulate": TREE["simulate"] | world}
+    shared = TREE | {"simulate": TREE["simulate"] | world, "run": TREE["run"] | {"mode": "sync_plus"}}
+    shared["buffer"] = TREE["buffer"] | {"alpha": 0.0}
     assert Search(shared, width=1, rounds=(3,)).plan([{"H800": 32}]).start is None
 
 

@@ -42,27 +42,29 @@ def run(arguments: argparse.Namespace) -> int:
         width=5 if arguments.quick else 10,
         rounds=(5,) if arguments.quick else (5, 8),
         processes=arguments.processes or len(os.sched_getaffinity(0)),
-        tell=lambda text: console.print(text, highlight=False, soft_wrap=True),
+        tell=lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True),
     )
     mixtures = f"{len(fleets)} mixtures of devices" if len(fleets) > 1 else "these devices"
     console.print(f"ranking the ways to use {mixtures} by the closed form")
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end it with the best so far
     try:
         plan, status = search.plan(fleets), 0
-    except (KeyboardInterrupt, Broken) as error:
-        interrupted = isinstance(error, KeyboardInterrupt)
-        what, status = ("interrupted", EXIT_INTERRUPTED) if interrupted else (str(error), 1)
-        so_far = search.so_far()
-        end = "the best so far:" if so_far else "nothing was simulated before, so nothing is written"
-        console.print(f"{what}; {end}", markup=False, soft_wrap=True)
+    except Broken as error:
+        console.print(f"{error}; nothing is written", markup=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        so_far, status = search.so_far(), EXIT_INTERRUPTED
         if so_far is None:
+            console.print("interrupted; nothing was simulated before, so nothing is written")
             return status
+        console.print("interrupted; the best so far:")
         plan = so_far
     finally:
         signal.signal(signal.SIGTERM, before)
     by = plan.best[0].by
     part = f", one in {by} of their devices, groups and environments" if by > 1 else ""
-    console.print(f"{plan.considered} candidates by the closed form, {plan.simulated} simulated{part}")
+    failed = f", {plan.failed} failed" if plan.failed else ""
+    console.print(f"{plan.considered} candidates by the closed form, {plan.simulated} simulated{part}{failed}")
     _show(console, plan)
     best = plan.best[0].candidate.tree(tree)
     arguments.out.write_text(yaml.safe_dump(best, sort_keys=False, allow_unicode=True), encoding="utf-8")

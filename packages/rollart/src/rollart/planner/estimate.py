@@ -1,10 +1,11 @@
 """What a step takes by the closed forms: where a search begins, not where it ends.
 
 A trajectory's seconds on an engine come from the roofline at the number of sequences that would run there; a class's
-engines share the tasks that affinity sends them. A step can take no less than the busiest class of engines, than a
-mean trajectory over the `alpha + 1` batches that are under way, and than training with the weights' way to the
-engines; `most` is the bound with the longest trajectory's tail. Invariant: more devices never make an estimate longer
-(tests/rollart/test_rollart_planner_search.py).
+engines share the tasks that affinity sends them. Rollout takes no less than the busiest class of engines, and than a
+mean trajectory over the `alpha + 1` batches that are under way; where each batch is waited for, half of its longest
+one adds to that, as those begin at any time. The trainer works and weights are on their way beside it in modes that
+overlap, else after it. While engines load weights all stands still. Turns that wait for each other, in mode sync, are
+not in it. Invariant: more devices never make an estimate longer (tests/rollart/test_rollart_planner_search.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmproxy.sim import Roofline
+from rollart.pipeline.modes import MODES
 from rollart.simulate.build import speed_of, trainer_rates
 from rollart.simulate.catalog import GIB, Profile
 from rollart.simulate.config import FleetConfig, Simulation
@@ -37,24 +39,24 @@ class Demand(Struct, frozen=True, kw_only=True):
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
-    """Seconds: what keeps the busiest engines busy, a mean trajectory's share, the longest one's, training, and the
-    way of the weights.
+    """Seconds: what keeps the busiest engines busy, a mean trajectory's share, what the longest one of a batch adds
+    where that is waited for, training, the weights' way to the engines, and the pause in which those load them.
     """
 
     generate: float
     latency: float
     tail: float
     train: float
-    weights: float
+    way: float
+    pause: float
+    overlap: bool
 
     @property
     def step(self) -> float:
-        return max(self.generate, self.latency, self.train + self.weights)
-
-    @property
-    def most(self) -> float:
-        """No step takes longer under the premises of `bounds`."""
-        return max(self.generate + self.tail, self.train + self.weights)
+        rollout = max(self.generate, self.latency) + self.tail
+        if self.overlap:
+            return max(rollout, self.train, self.way) + self.pause
+        return rollout + self.train + self.way + self.pause
 
 
 def demand_of(profile: Profile, context: int, caches: bool = True) -> Demand:
@@ -106,7 +108,8 @@ def estimate(simulation: Simulation) -> Estimate:
     rounds = simulation.batch / alive
     apart = [fleet for fleet in simulation.fleets if fleet.role == "prefill"]
     generate = _prefill_apart(simulation, apart, demands, weights) if apart else 0.0
-    tail = latency = 0.0
+    mode, tail, latency = MODES[config.run.mode], 0.0, 0.0
+    way, pause = weights_seconds(simulation)
     for hardware, fleets in _by_class(simulation).items():
         engines = sum(fleet.engines for fleet in fleets)
         share = _shares(simulation, hardware, engines)
@@ -123,15 +126,17 @@ def estimate(simulation: Simulation) -> Estimate:
             taken = share[name] * weights[name] / total
             spent += simulation.batch * taken * each
             latency += taken * alone * rounds
-            if taken:
-                tail = max(tail, alone * demand.longest * rounds)
+            if taken and mode.hold:
+                tail = max(tail, alone * (demand.longest - 1) / 2)
         generate = max(generate, spent / engines)
     return Estimate(
         generate=generate,
         latency=latency,
         tail=tail,
         train=train_seconds(simulation, demands, weights),
-        weights=weights_seconds(simulation),
+        way=way,
+        pause=pause,
+        overlap=mode.overlap,
     )
 
 
@@ -163,14 +168,18 @@ def train_seconds(simulation: Simulation, demands: Mapping[str, Demand], weights
     return passes * flops / rates.flops + 2 * rates.swap_s + rates.step_s
 
 
-def weights_seconds(simulation: Simulation) -> float:
-    """From the trainer to the engines."""
+def weights_seconds(simulation: Simulation) -> tuple[float, float]:
+    """From the trainer to the engines' hosts, beside rollout; and into the engines, which stand still."""
     constants = simulation.catalog.calibration
     size = simulation.shape.parameters * simulation.shape.bytes_each / GIB
     if simulation.world.transport == "broadcast":
-        return constants.broadcast_start_s + size / constants.broadcast_gibs
+        return 0.0, constants.broadcast_start_s + size / constants.broadcast_gibs
     push = size / constants.push_gibs / simulation.training.push_streams
-    return push + size / constants.pull_gibs + size / constants.load_gibs
+    store = simulation.world.store
+    pull = size / constants.pull_gibs
+    if store.gibs is not None:
+        pull = max(pull, size * simulation.nodes / store.gibs)
+    return push + pull + 2 * store.latency_s, size / constants.load_gibs
 
 
 def _by_class(simulation: Simulation) -> dict[str, list[FleetConfig]]:

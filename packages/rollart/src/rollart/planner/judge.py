@@ -29,13 +29,19 @@ from rollart.planner.estimate import estimate
 from rollart.planner.shrink import shrunk
 from rollart.runtime.folder import RunFolder
 from rollart.simulate.config import make_simulation
-from rollart.simulate.errors import Broken
 from rollart.simulate.run import Simulated, simulate
 from rollart.simulate.summary import Summary, summarize
 
 _SURE = 2.0
 """Standard errors that a difference must exceed."""
 _BLOCKS = 8
+
+
+class Failed(Struct, frozen=True):
+    """A candidate whose simulation did not come to an end."""
+
+    candidate: Candidate
+    why: str
 
 
 class Judged(Struct, frozen=True):
@@ -79,6 +85,7 @@ class Judges:
         self.by = 1
         """One in how many of everything is simulated, for so many times the iterations."""
         self.known: dict[tuple[Candidate, int], Judged] = {}
+        self.failed: list[Failed] = []
         self._tree = tree
         self._processes = processes
         self._tell = tell
@@ -87,34 +94,41 @@ class Judges:
         self._iterations = 0
 
     def all(self, candidates: Sequence[Candidate], iterations: int) -> list[Judged]:
-        """In the order of `candidates`. Raises Broken when a simulation fails."""
-        todo = [one for one in dict.fromkeys(candidates) if (one, iterations) not in self.known]
+        """In the order of `candidates`, without those that failed, which are told too and not tried again."""
+        failed = {one.candidate for one in self.failed}
+        todo = [one for one in dict.fromkeys(candidates) if one not in failed and (one, iterations) not in self.known]
         several = self._processes > 1 and len(todo) > 1
         judging = self._apart(todo, iterations) if several else self._here(todo, iterations)
         left, start = len(todo), time.monotonic()
-        for judged in judging:
-            self.known[judged.candidate, iterations] = judged
+        for one in judging:
+            if isinstance(one, Failed):
+                self.failed.append(one)
+            else:
+                self.known[one.candidate, iterations] = one
             left -= 1
             self._iterations += iterations
             spent = self._spent + time.monotonic() - start
             pace = spent / self._iterations
-            self._say(judged, pace * (left * iterations + self.coming))
+            self._say(one, pace * (left * iterations + self.coming))
         self._spent += time.monotonic() - start
-        return [self.known[one, iterations] for one in candidates]
+        return [self.known[one, iterations] for one in candidates if (one, iterations) in self.known]
 
-    def _say(self, judged: Judged, left: float) -> None:
+    def _say(self, one: Judged | Failed, left: float) -> None:
         times = f"{_clock(time.monotonic() - self._began)}, about {_clock(left)} left"
-        self._tell(f"{times:26} {judged.summary.step_s:8.1f} s a step  {judged.candidate.words}")
+        if isinstance(one, Failed):
+            self._tell(f"{times:26} {'failed':>8}           {one.candidate.words}: {one.why}")
+        else:
+            self._tell(f"{times:26} {one.summary.step_s:8.1f} s a step  {one.candidate.words}")
 
-    def _here(self, todo: Sequence[Candidate], iterations: int) -> Iterator[Judged]:
+    def _here(self, todo: Sequence[Candidate], iterations: int) -> Iterator[Judged | Failed]:
         """One after the other, in this process."""
         for candidate in todo:
             try:
                 yield judge(self._tree, candidate, iterations, self.by)
             except Exception as error:
-                raise _failed(candidate, _told(error)) from error
+                yield Failed(candidate, _told(error))
 
-    def _apart(self, todo: Sequence[Candidate], iterations: int) -> Iterator[Judged]:
+    def _apart(self, todo: Sequence[Candidate], iterations: int) -> Iterator[Judged | Failed]:
         """As they end, each in a process of its own. Their files lie in one folder, which ends with this process."""
         waiting = list(reversed(todo))
         running: dict[Connection, tuple[Candidate, BaseProcess]] = {}
@@ -170,7 +184,7 @@ def _end_with_parent(place: str) -> None:
     os._exit(1)
 
 
-def _heard(ear: Connection, candidate: Candidate, process: BaseProcess) -> Judged:
+def _heard(ear: Connection, candidate: Candidate, process: BaseProcess) -> Judged | Failed:
     """What a child said before it ended."""
     try:
         answer = ear.recv()
@@ -181,11 +195,7 @@ def _heard(ear: Connection, candidate: Candidate, process: BaseProcess) -> Judge
     if isinstance(answer, Judged):
         return answer
     unsaid = f"its process ended with exit code {process.exitcode}; with fewer --processes each has more memory"
-    raise _failed(candidate, answer or unsaid)
-
-
-def _failed(candidate: Candidate, why: str) -> Broken:
-    return Broken(f"the simulation of {candidate.words} failed: {why}")
+    return Failed(candidate, answer or unsaid)
 
 
 def _told(error: Exception) -> str:

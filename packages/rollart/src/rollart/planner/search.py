@@ -1,6 +1,8 @@
 """The search: every candidate is ranked by the closed form, the best are simulated, the better half of them longer.
-Then the splits beside the best are, as long as one of them is better: to the closed form near splits are much alike.
-Better is what is so by more than noise; else what was given stays, or what the closed form prefers.
+Then the splits beside the best are, and the best with another alpha or redundancy, as long as one of them is better:
+to the closed form those are much alike.
+Better is what is so by more than noise; else what was given stays, or what the closed form prefers. A candidate whose
+simulation fails is left out, and told.
 
 Invariant: the configuration that is proposed was simulated, and so was the one that it is compared with
 (tests/rollart/test_rollart_planner_search.py).
@@ -26,6 +28,7 @@ from rollart.planner.shrink import divisor
 from rollart.simulate.build import speed_of
 from rollart.simulate.catalog import Catalog
 from rollart.simulate.config import FleetConfig, Simulation, make_simulation
+from rollart.simulate.errors import Broken
 
 _NODE = 8
 _PARALLEL = (1, 2, 4, 8)
@@ -41,7 +44,8 @@ _CONTEXTS = 2
 
 class Plan(Struct, frozen=True):
     """`best` first; `start` is the configuration as it was, where it fits the devices; `steps` lead from one to the
-    other. Step times of which one is longer by less than the part `margin` are as good as the same.
+    other. Step times of which one is longer by less than the part `margin` are as good as the same. Why simulations
+    `failed` was told.
     """
 
     best: list[Judged]
@@ -50,6 +54,7 @@ class Plan(Struct, frozen=True):
     considered: int
     simulated: int
     margin: float
+    failed: int
 
 
 class Search:
@@ -79,7 +84,9 @@ class Search:
         self._order: dict[Candidate, int] = {}
 
     def plan(self, fleets: Sequence[Mapping[str, int]], keep: int = 3) -> Plan:
-        """The best of all ways to use one of `fleets` (devices by class). Raises ConfigError when none works."""
+        """The best of all ways to use one of `fleets` (devices by class). Raises ConfigError when none works, and
+        Broken when all simulations fail.
+        """
         ranked = [candidate for _, candidate in sorted(self._ranked(fleets), key=lambda item: item[0])]
         if not ranked:
             reason = f"no split of these devices, by nodes of {_NODE} that train, leaves others that hold the model"
@@ -94,6 +101,9 @@ class Search:
         for number, iterations in enumerate(self._rounds):
             self._judges.coming = self._coming(number, len(field), keep)
             self._judges.all(list(dict.fromkeys(field + first)), iterations)
+            if not self._judges.known:
+                why = self._judges.failed[0].why
+                raise Broken(f"none of {len(self._judges.failed)} simulations came to its end; the first: {why}")
             field = [one.candidate for one in self._best() if one.candidate in field][: max(keep, len(field) // 2)]
         self._climb(ranked)
         self._judges.coming = 0
@@ -114,7 +124,8 @@ class Search:
         steps = steps_between(start.candidate, best[0].candidate) if start is not None else []
         told = [(name, known[one]) for name, one in steps if one in known]
         simulated = len({one for one, _ in self._judges.known})
-        return Plan(best[:keep], start, told, len(self._order), simulated, margin(best))
+        failed = len(self._judges.failed)
+        return Plan(best[:keep], start, told, len(self._order), simulated, margin(best), failed)
 
     def _best(self) -> list[Judged]:
         """Those that were judged longest, best first. Among those that noise may have brought to the front, what was
@@ -133,20 +144,28 @@ class Search:
         return self._order.get(judged.candidate, len(self._order))
 
     def _climb(self, field: Sequence[Candidate]) -> None:
-        """Judge the splits beside the best one, and so on until none of them is better by more than noise."""
+        """Judge what differs little from the best one, and so on until none of that is better by more than noise."""
         around = None
         while (best := self._best()[0].candidate) != around:
             around = best
             self._judges.coming = self._rounds[-1]
-            self._judges.all(beside(best, field), self._rounds[-1])
+            self._judges.all(beside(best, field) + self._varied(best), self._rounds[-1])
+
+    def _varied(self, candidate: Candidate) -> list[Candidate]:
+        """The same with another alpha, and with more groups or members than a batch has, or without."""
+        buffer = self._given.config.buffer
+        spares = itertools.product((0, max(1, buffer.batch_groups // 16)), (0, max(1, buffer.group_size // 4)))
+        found = [replace(candidate, alpha=alpha) for alpha in self._alphas]
+        found += [replace(candidate, spare_groups=groups, spare_members=members) for groups, members in spares]
+        return [one for one in found if one != candidate]
 
     def _coming(self, number: int, width: int, keep: int) -> int:
-        """Iterations after this round: of later ones, of a climb of one step, and of three changes at the end."""
+        """Iterations after this round: of later ones, of a climb of one step, and of two changes at the end."""
         coming = 0
         for iterations in self._rounds[number + 1 :]:
             width = max(keep, width // 2)
             coming += iterations * width
-        return coming + 5 * self._rounds[-1]
+        return coming + 8 * self._rounds[-1]
 
     def _ranked(self, fleets: Sequence[Mapping[str, int]]) -> Iterator[tuple[float, Candidate]]:
         for gpus in fleets:
@@ -174,11 +193,10 @@ def given_candidate(simulation: Simulation) -> Candidate:
 
 def candidates(given: Simulation, gpus: Mapping[str, int], alphas: Sequence[float]) -> Iterator[Candidate]:
     """Splits by whole nodes, engines of as few devices as hold the model or more, affinities in order of
-    advantage, prefill apart, and redundancy.
+    advantage, and prefill apart.
     """
     catalog = given.catalog
     trains = max(gpus, key=lambda name: catalog.device(name).tflops)
-    groups = given.config.buffer.batch_groups
     for share in range(_NODE, gpus[trains] + 1, _NODE * ceil(gpus[trains] / _NODE / _SPLITS)):
         if share == sum(gpus.values()):
             continue  # nothing would generate
@@ -187,9 +205,7 @@ def candidates(given: Simulation, gpus: Mapping[str, int], alphas: Sequence[floa
         choices = [_parts(given, name, count) for name, count in left.items() if count]
         for fleet in itertools.product(*choices):
             for affinity, alpha in itertools.product(affinities(given, fleet), alphas):
-                base = Candidate(fleet, training, affinity, alpha)
-                yield base
-                yield replace(base, spare_groups=max(1, groups // 16))
+                yield Candidate(fleet, training, affinity, alpha)
             for cut in prefill_apart(given, fleet):
                 for alpha in alphas:
                     yield Candidate(cut, training, (), alpha)
