@@ -6,12 +6,14 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
 
-from resmgr import Node, Pool, Request, ResourceManager
+from resmgr import Node, Pool, Request, ResourceManager, StoreUnavailable
 from rollart.distributed import ActorOptions, Cluster, RaySession, Worker, WorkerDied, register
+from rollart.distributed.failover import Failover
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
@@ -145,6 +147,21 @@ async def test_a_manager_that_is_closed_first_has_given_all_back(session: RaySes
     async with Cluster(Killable, rm, 1, role="gen", request=gang(1)) as cluster:
         assert await cluster.where() == ["n0"]
         await rm.close()
+
+
+async def test_a_store_that_stays_away_keeps_nobody_from_ending() -> None:
+    """What was bound there is free when the lease has ended."""
+
+    class Away:
+        async def bind_all(self, *arguments: object) -> list[object]:
+            return [SimpleNamespace(id="b")]
+
+        async def release(self, binding: object) -> None:
+            raise StoreUnavailable("away")
+
+    failover = Failover(Away(), ActorOptions())  # type: ignore[arg-type]
+    await failover.bind([gang(1)])
+    await failover.close()
 
 
 async def test_an_offer_is_followed_when_the_calls_under_way_have_ended(rm: ResourceManager) -> None:

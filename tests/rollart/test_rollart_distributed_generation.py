@@ -5,15 +5,17 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from ray.exceptions import OutOfMemoryError
 
 from llmproxy.errors import Aborted, InvalidRequest, UpdateFailed, WorkerLost
 from llmproxy.values import Ack, GenerateRequest, GenerateResult, Partial, Span
 from llmproxy.worker import Role
 from llmproxy.worker import Worker as Engine
-from rollart.distributed import ActorOptions, Cluster, RaySession, RemoteError, WorkerInfo
+from rollart.distributed import ActorOptions, Cluster, RaySession, RemoteError, WorkerDied, WorkerInfo
 from rollart.distributed.generation import GenerationHost
 from rollart.distributed.ray_worker import RayWorker, ray_workers
 
@@ -33,6 +35,7 @@ class Scripted:
         self.context_limit = 77
         self.running: dict[str, asyncio.Future[str]] = {}
         self.log: list[str] = []
+        self.dead = asyncio.Event()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
         if request.max_tokens > self.context_limit:
@@ -82,6 +85,14 @@ class Scripted:
 
     async def history(self) -> tuple[int, list[str]]:
         return os.getpid(), self.log
+
+    async def die(self) -> None:
+        """As a process of the engine's may, and leave this call without an answer."""
+        self.dead.set()
+        await asyncio.get_running_loop().create_future()
+
+    async def ended(self) -> None:
+        await self.dead.wait()
 
     async def close(self) -> None:
         pass
@@ -224,6 +235,34 @@ async def test_control_calls_reach_the_engine(worker: RayWorker, cluster: Cluste
     both = await asyncio.gather(worker.update(5), worker.update(5))
     assert list(both) == [Ack("gen-0", 5, "digest")] * 2
     assert (await history(cluster))[1].count("update 5") == 1, "who asks meanwhile shares the load"
+
+
+async def test_a_process_ends_with_its_engine_and_is_started_anew(cluster: Cluster, tmp_path: Path) -> None:
+    options = ActorOptions(restarts=1, logs=tmp_path)
+    async with Cluster(GenerationHost, role="frail", make=make, options=options) as frail, asyncio.timeout(30):
+        (member,), (worker,) = frail.members, ray_workers(frail)
+        await worker.start()
+        (task,) = await under_way(worker, "r")
+        with pytest.raises(WorkerDied, match="frail-0: its engine has died"):
+            await member.call("control", "die")
+        with pytest.raises(WorkerLost):
+            await task
+        await member.settled.wait()
+        assert await worker.probe() == 3 and member.restarts == 1
+        await worker.close()
+
+
+async def test_a_process_that_ray_ends_for_want_of_memory_is_dead_and_started_anew(cluster: Cluster) -> None:
+    """Ray says so in an error of another type, without the actor's name: who was called counts."""
+    want = OutOfMemoryError("low on memory")
+    async with Cluster(GenerationHost, role="large", make=make, options=ActorOptions(restarts=2)) as large:
+        (member,) = large.members
+        references = [member.submit("serve", 0), member.submit("serve", 0)]
+        assert isinstance(died := member.translated(want, "serve", references[0]), WorkerDied)
+        assert died is member.death and died.reason == "low on memory"
+        await member.settled.wait()
+        assert member.translated(want, "serve", references[1]) is died
+        assert member.death is None and member.restarts == 1, "a late word of the first death ends nobody"
 
 
 async def test_death_loses_all_requests(worker: RayWorker, cluster: Cluster) -> None:

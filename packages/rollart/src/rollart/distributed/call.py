@@ -83,7 +83,7 @@ def _get(part: Part) -> Any:
     try:
         return ray.get(part.reference)
     except ray.exceptions.RayError as error:
-        raise part.member.translated(error, part.method) from None
+        raise part.member.translated(error, part.method, part.reference) from None
 
 
 async def together(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -119,7 +119,7 @@ class Failover:
     async def _return(self, binding: Any) -> None:
         try:
             await self._resources.release(binding)
-        except (StaleBinding, Closed) as error:  # a resource manager that is closed has given all back
+        except (StaleBinding, Closed, StoreUnavailable) as error:  # a closed manager has given all back, a lease ends
             log.info("nothing to give back: %s", error)
         self._forget(binding.id)
 

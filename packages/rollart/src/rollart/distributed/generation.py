@@ -4,12 +4,15 @@ Invariants (tests/rollart/test_rollart_distributed_generation.py):
 - commands are begun in their order, so that an abort never overtakes its request
   (test_an_abort_never_overtakes_its_request);
 - every command but Cancel has one answer, which goes to the client that gave it
-  (test_a_new_client_gets_no_answers_of_the_last).
+  (test_a_new_client_gets_no_answers_of_the_last);
+- a process never outlives its engine (test_a_process_ends_with_its_engine_and_is_started_anew).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -33,9 +36,16 @@ from rollart.distributed.wire import (
 )
 from rollart.distributed.worker import Worker, WorkerInfo
 
+# In which the answers of a dead engine leave: they bring what it made.
+_LAST_WORDS_S = 0.5
+
 
 class HostedEngine(Engine, Protocol):
     """An llmproxy worker that is closed at the end."""
+
+    async def ended(self) -> None:
+        """Returns when it has died, as by the death of a process of its own."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -54,8 +64,10 @@ class GenerationHost(Worker):
         self._exchange = Exchange(self._engine)
         self._door = Door(ray.util.get_node_ip_address())
         await self._door.open()
+        self._watch = asyncio.create_task(self._end_with_engine())
 
     async def close(self) -> None:
+        self._watch.cancel()
         self._door.close()
         self._exchange.close()
         await self._engine.close()
@@ -79,6 +91,13 @@ class GenerationHost(Worker):
     async def control(self, method: str, *args: Any) -> Any:
         """Any other method of the engine."""
         return await getattr(self._engine, method)(*args)
+
+    async def _end_with_engine(self) -> None:
+        """A dead engine serves nobody, and calls that it had may hang: who started this process starts another."""
+        await self._engine.ended()
+        await asyncio.sleep(_LAST_WORDS_S)
+        print(f"{self.info.name}: its engine has died, and so this process ends", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 class Exchange:

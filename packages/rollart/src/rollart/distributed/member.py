@@ -28,6 +28,8 @@ from rollart.distributed.worker import Layout, Worker, WorkerInfo
 _CONCURRENCY = 1000
 # Ray's words for it; there is no field.
 _NODE_DIED = "node has died"
+# With which Ray begins to guess why, and to advise on its settings.
+_ADVICE = ("There are some potential root causes", "Some common causes include", "Refer to the documentation")
 
 
 class ActorOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +93,7 @@ class Member:
     async def stop(self) -> None:
         """Let the worker close, then end its process."""
         await self._unwatch()
+        self.ended = True
         try:
             if self.death is None:
                 await self._last_call("close")
@@ -122,6 +125,10 @@ class Member:
         """End the process for good."""
         await self._unwatch()
         self.fail(self._die(reason))
+
+    def kill(self, reason: str) -> None:
+        """End the process, which is looked after as after any other death."""
+        self._die(reason)
 
     def fail(self, death: WorkerDied) -> None:
         """It is not looked after any more: what waits for it hears so."""
@@ -171,14 +178,16 @@ class Member:
             ray.cancel(reference)
             raise
         except ray.exceptions.RayError as error:
-            raise self.translated(error, method) from None
+            raise self.translated(error, method, reference) from None
 
-    def translated(self, error: Any, method: str) -> Exception:
-        """The typed error for what Ray raised."""
+    def translated(self, error: Any, method: str, reference: Any) -> Exception:
+        """The typed error for what Ray raised in place of a result."""
         import ray
 
-        if isinstance(error, ray.exceptions.RayActorError):
-            return self._lost(error)
+        if isinstance(
+            error, ray.exceptions.RayActorError | ray.exceptions.OutOfMemoryError
+        ):  # Ray ends a process for that
+            return self._lost(error, reference)
         cause = getattr(error, "cause", None)
         if isinstance(cause, Carried):
             return RemoteError(self.info, method, cause.line, cause.trace, cause.original())
@@ -249,15 +258,16 @@ class Member:
 
         from rollart.distributed.host import watch
 
+        watching = watch(self._worker_cls, self._handle)
         try:
-            await watch(self._worker_cls, self._handle)
+            await watching
         except ray.exceptions.RayError as error:
-            return self._lost(error)
+            return self._lost(error, watching)
         raise AssertionError("a worker's watch returned")
 
-    def _lost(self, error: Any) -> WorkerDied:
-        """The death that a failed call tells of; it may be that of an earlier process."""
-        actor = getattr(error, "actor_id", None) or self._handle._actor_id.hex()
+    def _lost(self, error: Any, reference: Any) -> WorkerDied:
+        """The death that a failed call tells of; it may be that of an earlier process. Not all errors name that."""
+        actor = reference.task_id().actor_id().hex()
         if actor not in self._deaths:
             self._die(_reason(error))
         return self._deaths[actor].with_traceback(None)
@@ -283,4 +293,7 @@ def _reason(error: Exception) -> str:
     """The telling part of Ray's message."""
     text = str(error)
     _, found, detail = text.partition("Worker exit detail:")
-    return " ".join((detail if found else text).partition("There are some potential root causes")[0].split())
+    text = detail if found else text
+    for advice in _ADVICE:
+        text = text.partition(advice)[0]
+    return " ".join(text.split())

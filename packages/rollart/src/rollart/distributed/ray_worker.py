@@ -6,6 +6,10 @@ many in a frame, and Ray is asked for the rest: to begin, to load weights, and w
 Invariants (tests/rollart/test_rollart_distributed_generation.py):
 - a cancelled caller's request is cancelled at the engine (test_cancelling_frees_the_engine);
 - when the process dies, all that was asked of it fails with WorkerLost (test_death_loses_all_requests);
+- one whose engine says nothing for `patience_s` is ended, so that nothing is waited for without end
+  (tests/rollart/test_rollart_distributed_engine.py::test_a_silent_process_is_ended);
+- one version at a time is staged or loaded, for an engine stages only one: the proxy may bring a new process to the
+  version that is served while the next is staged (..._engine.py::test_one_version_at_a_time_is_staged_or_loaded);
 - the version is None whenever it is not certain.
 """
 
@@ -14,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -42,6 +47,8 @@ from rollart.distributed.wire import (
 
 # Between tries to reach a process that lives, as Ray says.
 _DIAL_AGAIN_S = 1.0
+# Between questions whether the engine lives.
+_LISTEN_S = 20.0
 # A process that lives sees at once that the line has ended, and Ray soon that one has died; a cut network neither.
 _TOLD_S = 5.0
 
@@ -63,7 +70,9 @@ class _TakenOver(Exception):
 class RayWorker:
     """The llmproxy worker that a cluster's member hosts. `start` it after the cluster, `close` it before."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, *, patience_s: float = 300.0) -> None:
+        """`patience_s`: how long the engine may be silent."""
+        self._patience_s = patience_s
         self._member = member
         self._described = Description("both", None, 0)
         self._version: int | None = None
@@ -71,6 +80,8 @@ class RayWorker:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._line = Line(self._heard)
         self._runner: asyncio.Task[None] | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._staging = asyncio.Lock()
         self._loading: dict[int, asyncio.Task[Ack]] = {}
         self._stats = ExchangeStats()
 
@@ -99,20 +110,23 @@ class RayWorker:
         return msgspec.structs.replace(self._stats, sent=sent, in_flight=len(self._waiting))
 
     async def start(self) -> None:
-        self._described = await self._call("describe")
+        """Waits for a process that is being started anew."""
+        self._described = await self._describe()
         self._version = self._described.version
         self._runner = asyncio.create_task(self._run(), name=f"exchange with {self.id}")
+        self._listener = asyncio.create_task(self._listen(), name=f"listening to {self.id}")
 
     async def close(self) -> None:
         """End the exchange; what is under way raises WorkerLost. The process goes on."""
         for load in list(self._loading.values()):
             load.cancel()
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.cancel()
-            await asyncio.wait([runner])
-            if not runner.cancelled():
-                runner.result()
+        tasks = [task for task in (self._runner, self._listener) if task is not None]
+        self._runner = self._listener = None
+        for task in tasks:
+            task.cancel()
+        for end in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(end, Exception):
+                raise end
 
     async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
         return await self._ask(Generate(next(self._slots), request))
@@ -130,15 +144,24 @@ class RayWorker:
         await self._call("control", "resume")
 
     async def prefetch(self, version: int) -> None:
-        await self._call("control", "prefetch", version)
+        async with self._staging:
+            await self._call("control", "prefetch", version)
 
     async def update(self, version: int) -> Ack:
-        """Who asks for the version that is being loaded (several proxies mend one worker) waits for the same load."""
+        """Who asks for the version that is being loaded (several proxies mend one worker) waits for the same load.
+        That of another version is given up: that one is served no more.
+        """
+        for other, under_way in self._loading.items():
+            if other != version:
+                under_way.cancel()
         load = self._loading.get(version)
         if load is None:
             load = self._loading[version] = asyncio.create_task(self._update(version))
             load.add_done_callback(lambda load: self._loaded(version, load))
-        return await asyncio.shield(load)
+        await asyncio.wait([load])
+        if load.cancelled():
+            raise WorkerLost(self.id, f"the load of version {version} was given up")
+        return load.result()
 
     def _loaded(self, version: int, load: asyncio.Task[Ack]) -> None:
         del self._loading[version]
@@ -146,10 +169,11 @@ class RayWorker:
             load.exception()  # whoever asked may have given up
 
     async def _update(self, version: int) -> Ack:
-        self._version = None
-        ack: Ack = await self._call("control", "update", version)
-        self._version = None if ack.error else ack.version
-        return ack
+        async with self._staging:
+            self._version = None
+            ack: Ack = await self._call("control", "update", version)
+            self._version = None if ack.error else ack.version
+            return ack
 
     async def probe(self) -> int | None:
         self._version = await self._call("control", "probe")
@@ -181,10 +205,33 @@ class RayWorker:
         except RemoteError as error:
             raise error.original or error from error
 
+    async def _describe(self) -> Description:
+        while True:
+            await self._member.settled.wait()
+            try:
+                described: Description = await self._call("describe")
+                return described
+            except WorkerLost:
+                if self._member.ended:
+                    raise
+
+    async def _listen(self) -> None:
+        """Ends a process whose engine is silent, so that it is started anew. A refusal is an answer too."""
+        while True:
+            await asyncio.sleep(_LISTEN_S)
+            if self._member.death is not None:
+                continue
+            silence = asyncio.timeout(self._patience_s)
+            with suppress(Exception):
+                async with silence:
+                    await self._call("control", "probe")
+            if silence.expired():
+                self._member.kill(f"its engine has said nothing for {self._patience_s:g} s")
+
     async def _run(self) -> None:
         """Exchanges with the process, and with the one that replaces it; ends when that is dead for good."""
         try:
-            while self._member.death is None:
+            while not self._member.ended:
                 try:
                     await self._exchange(await self._member.call("connect"))
                 except WorkerDied as died:
@@ -249,6 +296,6 @@ class RayWorker:
                 waiting.set_exception(WorkerLost(self.id, reason))
 
 
-def ray_workers(cluster: Cluster) -> Sequence[RayWorker]:
+def ray_workers(cluster: Cluster, *, patience_s: float = 300.0) -> Sequence[RayWorker]:
     """The workers of a running cluster of GenerationHost, for an LLMProxy; each has yet to be started."""
-    return [RayWorker(member) for member in cluster.members]
+    return [RayWorker(member, patience_s=patience_s) for member in cluster.members]

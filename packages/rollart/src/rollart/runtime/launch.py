@@ -57,7 +57,7 @@ async def launch(
         tell(f"starting {config.generation.workers} vLLM engines and the trainer (most of a minute)")
         generation, training = _clusters(config, folder, setting, stores, checkpoint, resources)
         await _enter_both(stack, generation, training)
-        workers = ray_workers(generation)
+        workers = ray_workers(generation, patience_s=config.generation.start_timeout_s)
         for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.close)
