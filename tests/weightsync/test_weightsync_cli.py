@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weightsync import FileStore, Publisher
+from weightsync import FileStore, MemoryStore, Publisher, inspect
 from weightsync.cli import main
+from weightsync.tensors import Bytes
 
 
 @pytest.fixture
@@ -48,3 +49,20 @@ def test_a_store_that_is_not_there_is_told_and_not_made(tmp_path: Path, capsys: 
         assert main(["inspect", url]) == 2
         assert f"there is no store at {url}" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+async def test_a_version_that_is_removed_while_it_is_read_is_not_bad() -> None:
+    class Training(MemoryStore):
+        overtaken = False
+
+        async def get_into(self, key: str, offset: int, buffer: Bytes) -> None:
+            if not self.overtaken:
+                self.overtaken = True
+                await publisher.publish(1, {"w": np.ones(10)})
+            await super().get_into(key, offset, buffer)
+
+    store = Training()
+    publisher = Publisher(store, keep=1)
+    await publisher.publish(0, {"w": np.zeros(10)})
+    assert await inspect(store) == []
+    assert [(info.version, info.bad) for info in await inspect(store)] == [(1, ())]

@@ -166,7 +166,7 @@ async def killed_at(step: int, publishing: bool) -> str | None:
 @pytest.mark.parametrize(
     ("publishing", "stages"),
     [
-        (True, ["read", "replace", "put", "put", "present", "replace", "present", "delete"]),
+        (True, ["read", "replace", "put", "read", "put", "get", "replace", "present", "delete"]),
         (False, ["get", "put", "get_into", "delete"]),
     ],
     ids=["publisher", "subscriber"],

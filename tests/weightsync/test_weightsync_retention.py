@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +17,14 @@ from weightsync import (
     LayoutChanged,
     MemoryStore,
     Publisher,
+    StoreError,
+    StoreUnavailable,
     Subscriber,
     VersionConflict,
     inspect,
 )
 from weightsync.index import HOLD_SLOTS, Entry, Index, hold_key
+from weightsync.tensors import Bytes
 
 
 def weights(seed: int, size: int = 64) -> dict[str, np.ndarray]:
@@ -166,3 +171,112 @@ async def test_a_version_that_is_no_number_leaves_nothing(memory: MemoryStore, v
 def test_bad_options_are_named(memory: MemoryStore, options: dict[str, object]) -> None:
     with pytest.raises(BadConfig, match=next(iter(options))):
         Publisher(memory, **options)  # type: ignore[arg-type]
+
+
+async def test_the_bases_of_what_is_held_stay_too(memory: MemoryStore) -> None:
+    """Who pulls a delta from nothing needs all versions back to the anchor."""
+    publisher = Publisher(memory, keep=1, encoding="delta", anchor_every=3)
+    array = np.zeros(4096, np.float32)
+    for version in range(4):
+        array[version] = 1
+        if version == 3:
+            await memory.put(hold_key(2, 5), [np.ones(1, np.uint8)])
+        await publisher.publish(version, {"w": array})
+    assert await versions(memory) == [0, 1, 2, 3]
+    await memory.delete([hold_key(2, 5)])
+    await publisher.publish(4, {"w": array})
+    assert await versions(memory) == [3, 4]
+
+
+class Pausing(MemoryStore):
+    """Stops the first one who puts a bucket of version 1 until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def put(self, key: str, parts: Sequence[Bytes]) -> None:
+        if key.startswith("v1.") and not self.stopped.is_set():
+            self.stopped.set()
+            await self.go_on.wait()
+        await super().put(key, parts)
+
+
+async def test_a_publisher_that_hung_in_the_middle_finds_that_another_took_over() -> None:
+    store = Pausing()
+    hung, other, subscriber = Publisher(store), Publisher(store), Subscriber(store)
+    await hung.publish(0, weights(0))
+    publication = asyncio.create_task(hung.publish(1, weights(7)))
+    await store.stopped.wait()
+    manifest = await other.publish(1, weights(1))
+    store.go_on.set()
+    with pytest.raises(Fenced):
+        await publication
+    staged = await subscriber.prefetch(1)
+    assert staged.manifest == manifest
+    await other.publish(2, weights(2))
+    assert await versions(store) == [1, 2] and len(store._objects) == 4, "the other one goes on, and nothing is left"
+    await subscriber.close()
+
+
+async def test_a_store_that_forgets_in_the_middle_announces_no_half_version() -> None:
+    store = Pausing()
+    publisher = Publisher(store, bucket_bytes=128, encoding="delta")
+    await publisher.publish(0, weights(0))
+    publication = asyncio.create_task(publisher.publish(1, weights(1)))
+    await store.stopped.wait()
+    store._objects.clear()
+    store._values.clear()
+    store.go_on.set()
+    with pytest.raises(StoreError, match="lost everything while version 1"):
+        await publication
+    await publisher.publish(1, weights(1))
+    assert await versions(store) == [1]
+
+
+@pytest.mark.parametrize("done", range(5))
+async def test_a_rewind_that_was_cut_off_is_ended_by_whoever_comes_next(memory: MemoryStore, done: int) -> None:
+    publisher, subscriber = Publisher(memory, keep=3), Subscriber(memory)
+    for version in range(3):
+        await publisher.publish(version, weights(version))
+    replace, delete, left = memory.replace, memory.delete, done
+
+    async def step() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise StoreUnavailable("gone")
+
+    async def replaced(key: str, value: bytes) -> None:
+        await step()
+        await replace(key, value)
+
+    async def deleted(keys: Sequence[str]) -> None:
+        await step()
+        await delete(keys)
+
+    memory.replace, memory.delete = replaced, deleted  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        await publisher.rewind(0)
+    memory.replace, memory.delete = replace, delete  # type: ignore[method-assign]
+    other = Publisher(memory, keep=3)
+    await other.rewind(0)
+    manifest = await other.publish(1, weights(9))
+    assert (await subscriber.prefetch(1)).manifest == manifest
+    assert await versions(memory) == [0, 1] and len(memory._objects) == 4
+    await subscriber.close()
+
+
+async def test_a_store_that_fails_a_new_publisher_once_has_not_been_taken_over(memory: MemoryStore) -> None:
+    await Publisher(memory).publish(0, weights(0))
+    publisher, replace = Publisher(memory), memory.replace
+
+    async def failing(key: str, value: bytes) -> None:
+        memory.replace = replace  # type: ignore[method-assign]
+        raise StoreUnavailable("gone for a moment")
+
+    memory.replace = failing  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        await publisher.publish(1, weights(1))
+    await publisher.publish(1, weights(1))
+    assert await versions(memory) == [0, 1]

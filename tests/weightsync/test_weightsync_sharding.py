@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weightsync import (
+    BadConfig,
     BadTensor,
     CorruptBucket,
     EngineRefused,
@@ -271,4 +275,91 @@ async def test_committing_by_other_means_takes_the_digest_of_all_ranks() -> None
     for wrong in (digests[0], combined(digests[::-1])):
         with pytest.raises(EngineRefused, match="published"):
             await subscriber.commit_with(staged, lambda digest=wrong: load(digest))  # type: ignore[misc]
+    await subscriber.close()
+
+
+async def ranks(*tensors: Mapping[str, tuple[np.ndarray, Shard | None]]) -> ShardedSubscriber:
+    stores = [MemoryStore() for _ in tensors]
+    for store, named in zip(stores, tensors, strict=True):
+        shards = {name: shard for name, (_, shard) in named.items() if shard is not None}
+        await Publisher(store).publish(0, {name: array for name, (array, _) in named.items()}, shards)
+    return ShardedSubscriber(stores, {})
+
+
+HALF = np.ones((4, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ((HALF, Shard(0, 0, 8)), (HALF, Shard(0, 0, 8)), "'w' hold 8 of its 16"),
+        ((HALF, Shard(0, 0, 6)), (HALF, Shard(0, 2, 6)), "two shards of 'w' overlap"),
+        ((HALF, Shard(0, 0, 8)), (HALF, Shard(1, 0, 4)), "the ranks disagree on tensor 'w'"),
+        ((HALF, Shard(0, 0, 8)), (HALF.view(np.int32), Shard(0, 4, 8)), "the ranks disagree on tensor 'w'"),
+        ((HALF, Shard(0, 0, 8)), (HALF, Shard(0, 4, 9)), "the ranks disagree on tensor 'w'"),
+        ((np.ones((4, 4)), Shard(0, 0, 8)), (np.ones((8, 2)), Shard(1, 2, 4)), "two shards of 'w' overlap"),
+    ],
+)
+async def test_shards_that_make_no_whole_are_named(first: Any, second: Any, message: str) -> None:
+    """Ranks that believe to be the same one, of different degrees, of different models."""
+    subscriber = await ranks({"w": first}, {"w": second})
+    with pytest.raises(BadTensor, match=message):
+        await subscriber.commit(await subscriber.prefetch(0), ignore)
+    await subscriber.close()
+
+
+async def test_what_only_a_later_rank_has_whole_is_refused_not_left_empty() -> None:
+    subscriber = await ranks({"v": (HALF, None)}, {"w": (HALF, None)})
+    with pytest.raises(BadTensor, match=r"only rank 1 has tensor 'w'.*Shard\(0, 0,"):
+        await subscriber.commit(await subscriber.prefetch(0), ignore)
+    await subscriber.close()
+    subscriber = await ranks({"v": (HALF, None)}, {"w": (HALF, Shard(0, 0, 4))})
+    found: dict[str, np.ndarray] = {}
+    await subscriber.commit(await subscriber.prefetch(0), keep(found))
+    assert np.array_equal(found["w"], HALF)
+    await subscriber.close()
+
+
+async def test_shards_that_repeat_are_taken_once() -> None:
+    """As the heads of keys and values, where there are fewer than ranks."""
+    other = HALF + 1
+    subscriber = await ranks(*({"w": (half, Shard(0, at, 8))} for half, at in ((HALF, 0), (HALF, 0), (other, 4))))
+    found: dict[str, np.ndarray] = {}
+    await subscriber.commit(await subscriber.prefetch(0), keep(found))
+    assert np.array_equal(found["w"], np.concatenate([HALF, other]))
+    await subscriber.close()
+
+
+async def test_a_part_that_nobody_has_is_named(memory: MemoryStore) -> None:
+    await Publisher(memory).publish(0, {"w": HALF})
+    subscriber = ShardedSubscriber([memory], {"x": Part(0, 0, 2)})
+    with pytest.raises(BadTensor, match="part of tensor 'x' is wanted"):
+        await subscriber.commit(await subscriber.prefetch(0), ignore)
+    await subscriber.close()
+
+
+async def test_what_does_not_fit_is_refused_before_anything_is_loaded() -> None:
+    """Of parts as of whole tensors: copied over each other, they might be broadcast or converted."""
+
+    class Fits:
+        metas: Sequence[TensorMeta] = ()
+
+        def check(self, metas: Sequence[TensorMeta]) -> None:
+            self.metas = metas
+            raise BadTensor("no")
+
+        def __call__(self, name: str, tensor: Tensor) -> None:
+            raise AssertionError("nothing is loaded")
+
+    subscriber, load, nothing = (
+        await ranks({"w": (HALF, Shard(0, 0, 8))}, {"w": (HALF, Shard(0, 4, 8))}),
+        Fits(),
+        None,
+    )
+    staged = await subscriber.prefetch(0)
+    with pytest.raises(BadTensor, match="no"):
+        await subscriber.commit(staged, load)
+    assert load.metas == [TensorMeta("w", "float32", (8, 2))]
+    with pytest.raises(BadConfig, match="load is None"):
+        await subscriber.commit(staged, nothing)  # type: ignore[arg-type]
     await subscriber.close()

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from weightsync import CorruptBucket, Publisher, SharedMemoryStore, StoreError, StoreFull, Subscriber, VersionGone
+from weightsync import (
+    CorruptBucket,
+    Publisher,
+    SharedMemoryStore,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    Subscriber,
+    VersionGone,
+)
 from weightsync.tensors import Bytes
 
 MIB = 1 << 20
@@ -100,3 +110,14 @@ async def test_too_little_shared_memory_says_so(store: SharedMemoryStore, monkey
     with pytest.raises(StoreFull, match=r"'k' of 2097152 bytes .* enlarge /dev/shm"):
         await store.put("k", [np.zeros(2 * MIB, np.uint8)])
     assert not files(store)
+
+
+def test_other_users_may_not_look_in(store: SharedMemoryStore) -> None:
+    assert stat.S_IMODE(os.stat(store.folder).st_mode) == 0o700
+
+
+async def test_what_cannot_be_opened_is_unavailable(store: SharedMemoryStore) -> None:
+    (store.folder / "k").mkdir()
+    with pytest.raises(StoreUnavailable, match="cannot read 'k'"):
+        await store.get_into("k", 0, np.zeros(MIB, np.uint8))
+    (store.folder / "k").rmdir()

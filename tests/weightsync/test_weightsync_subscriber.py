@@ -16,6 +16,8 @@ from weightsync import (
     EngineRefused,
     MemoryStore,
     Publisher,
+    StoreFull,
+    StoreUnavailable,
     Subscriber,
     Superseded,
     Tensor,
@@ -194,13 +196,16 @@ async def test_commit_loads_every_name_or_nothing(store: CountingStore) -> None:
     await subscriber.close()
 
 
-async def test_staged_bytes_that_changed_are_refused(store: CountingStore) -> None:
+async def test_staged_bytes_that_changed_are_refused_and_brought_again(store: CountingStore) -> None:
     subscriber = Subscriber(store)
-    await Publisher(store).publish(0, weights(0))
+    manifest = await Publisher(store, bucket_bytes=256).publish(0, weights(0))
     staged = await subscriber.prefetch(0)
     staged.staging.array[3] ^= 1
-    with pytest.raises(CorruptBucket, match="has changed"):
+    with pytest.raises(CorruptBucket, match="has changed: prefetch it again"):
         await subscriber.commit(staged, ignore)
+    again = await subscriber.prefetch(0)
+    assert again is not staged and again.wire_bytes == 256, "the bucket that changed, and no other"
+    assert (await subscriber.commit(again, ignore)).digest == manifest.digest
     await subscriber.close()
 
 
@@ -239,4 +244,24 @@ async def test_a_prefetch_waits_for_the_commit_that_runs(store: CountingStore) -
     go_on.set()
     await commit
     assert (await following).version == 1
+    await subscriber.close()
+
+
+@pytest.mark.parametrize("error", [StoreFull, StoreUnavailable])
+async def test_a_store_that_takes_no_hold_is_read_all_the_same(error: type[Exception]) -> None:
+    """A read-only mount, or a full one."""
+
+    class Refusing(MemoryStore):
+        async def put(self, key: str, parts: Sequence[Bytes]) -> None:
+            if ".hold." in key:
+                raise error(key)
+            await super().put(key, parts)
+
+        async def delete(self, keys: Sequence[str]) -> None:
+            raise StoreUnavailable("read-only")
+
+    store = Refusing()
+    manifest, subscriber = await Publisher(store).publish(0, weights(0)), Subscriber(store)
+    report = await subscriber.commit(await subscriber.prefetch(0), ignore)
+    assert report.digest == manifest.digest
     await subscriber.close()

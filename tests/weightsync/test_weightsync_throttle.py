@@ -33,6 +33,7 @@ def test_transfers_share_the_link() -> None:
         runner.run(share_the_link())
 
 
-def test_a_cap_is_positive() -> None:
-    with pytest.raises(BadConfig, match="bytes_per_second is 0"):
-        ThrottledStore(MemoryStore(), 0)
+@pytest.mark.parametrize("cap", [0, -1.0, float("nan"), float("inf")])
+def test_a_cap_is_positive_and_finite(cap: float) -> None:
+    with pytest.raises(BadConfig, match=f"bytes_per_second is {cap}"):
+        ThrottledStore(MemoryStore(), cap)

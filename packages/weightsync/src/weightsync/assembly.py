@@ -1,13 +1,15 @@
 """What shards of several ranks make together: the wanted parts of tensors, and which of a rank's bytes they lie in.
 
-A tensor that every rank has whole (norms) is taken from the first rank. All of it is pure, so that whoever maps the
-staged bytes can put them together, an engine's process as well (`test_weightsync_sharding.py`).
+A tensor that every rank has whole (norms) is taken from the first rank; shards may repeat, but not overlap. All of it
+is pure, so that whoever maps the staged bytes can put them together, an engine's process as well
+(`test_weightsync_sharding.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -19,7 +21,7 @@ from weightsync.handover import Ranges, in_leaves
 from weightsync.manifest import Plan, TensorMeta
 from weightsync.tensors import Bytes, Tensor
 
-__all__ = ["Part", "assembled", "combined", "needed"]
+__all__ = ["Part", "assembled", "combined", "described", "needed"]
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -51,6 +53,24 @@ def needed(plan: Plan, parts: Parts, *, first: bool) -> Ranges:
     return in_leaves(plan, spans)
 
 
+def described(plans: Sequence[Plan], parts: Parts) -> list[TensorMeta]:
+    """What `assembled` will give. Raises BadTensor where the ranks disagree, or none has what is wanted."""
+    firsts: dict[str, TensorMeta] = {}
+    for number, plan in enumerate(plans):
+        for meta in plan.tensors:
+            if number and meta.shard is None and meta.name not in firsts:
+                raise BadTensor(
+                    f"only rank {number} has tensor {meta.name!r}, and whole ones are taken from rank 0: "
+                    "publish it with Shard(0, 0, its first size)"
+                )
+            first = firsts.setdefault(meta.name, meta)
+            if (meta.dtype, _wanted(meta, parts)) != (first.dtype, _wanted(first, parts)):
+                raise BadTensor(f"the ranks disagree on tensor {meta.name!r}: {first}, and on rank {number} {meta}")
+    for name in sorted(parts.keys() - firsts.keys()):
+        raise BadTensor(f"a part of tensor {name!r} is wanted, which no rank publishes")
+    return [_plain(meta, _wanted(meta, parts)) for meta in firsts.values()]
+
+
 def assembled(ranks: Sequence[tuple[Plan, Bytes]], parts: Parts) -> Iterator[Tensor]:
     """The wanted parts, one at a time, from each rank's plan and content. Raises BadTensor where one is missing."""
     sources: dict[str, list[tuple[TensorMeta, Bytes]]] = {}
@@ -59,6 +79,7 @@ def assembled(ranks: Sequence[tuple[Plan, Bytes]], parts: Parts) -> Iterator[Ten
             found = sources.setdefault(meta.name, [])
             if meta.shard is not None or not found:
                 found.append((meta, content[offset : offset + meta.nbytes]))
+    described([plan for plan, _ in ranks], parts)
     for shards in sources.values():
         yield _assemble(shards, parts)
 
@@ -87,17 +108,19 @@ def _overlap(meta: TensorMeta, parts: Parts) -> _Box | None:
 def _assemble(shards: list[tuple[TensorMeta, Bytes]], parts: Parts) -> Tensor:
     meta, data = shards[0]
     wanted = _wanted(meta, parts)
-    if all(_wanted(other, parts) == wanted == _own(other) for other, _ in shards):
+    if all(_own(other) == wanted for other, _ in shards):
         return Tensor(_plain(meta, wanted), data)
     kind = np.dtype((np.void, ITEMSIZE[meta.dtype]))
     out = np.empty([end - begin for begin, end in wanted], kind)
+    pieces = {box: shard for shard in shards if (box := _overlap(shard[0], parts)) is not None}
+    for one, other in pairwise(sorted(pieces)):
+        if all(begin < stop and start < end for (begin, end), (start, stop) in zip(one, other, strict=True)):
+            raise BadTensor(f"two shards of {meta.name!r} overlap: {one} and {other} of {wanted}")
     filled = 0
-    for other, content in shards:
-        box = _overlap(other, parts)
-        if box is not None:
-            part = content.view(kind).reshape(other.shape)[_slices(box, _own(other))]
-            out[_slices(box, wanted)] = part
-            filled += part.size
+    for box, (shard, content) in pieces.items():
+        part = content.view(kind).reshape(shard.shape)[_slices(box, _own(shard))]
+        out[_slices(box, wanted)] = part
+        filled += part.size
     if filled != out.size:
         raise BadTensor(f"the shards of {meta.name!r} hold {filled} of its {out.size} wanted elements")
     return Tensor(_plain(meta, wanted), out.reshape(-1).view(np.uint8))

@@ -28,14 +28,17 @@ _MAX_PARTS = 1024
 
 
 class FileStore:
-    """A folder, local or mounted. `durable` survives a host crash; `poll` is for folders that others mount too."""
+    """A folder, local or mounted. `durable` survives a host crash; `poll` is for folders that others mount too;
+    `mode` of a folder that is made here, less the umask."""
 
-    def __init__(self, folder: str | os.PathLike[str], *, durable: bool = True, poll: float = 5.0) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], *, durable: bool = True, poll: float = 5.0, mode: int = 0o777
+    ) -> None:
         self.folder = Path(folder)
         self._durable = durable
         self._poll = poll
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreUnavailable(f"cannot make the store's folder {folder}: {error.strerror}") from error
 

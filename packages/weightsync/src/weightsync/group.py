@@ -112,6 +112,10 @@ class _Assembly:
         self._load = load
         self._device = device
         self._parts: dict[int, torch.Tensor] = {}
+        self._names = {meta.name: [meta.name] for meta in plan.tensors if not meta.tied_to}
+        for meta in plan.tensors:
+            if meta.tied_to:
+                self._names[meta.tied_to].append(meta.name)
 
     def take(self, pieces: list[Piece], data: torch.Tensor) -> None:
         for index, start, stop, offset in pieces:
@@ -133,7 +137,7 @@ class _Assembly:
 
     def _hand_over(self, meta: TensorMeta, data: torch.Tensor) -> None:
         tensor = data.view(getattr(torch, meta.dtype)).reshape(meta.shape)
-        for name in (meta.name, *(other.name for other in self._plan.tensors if other.tied_to == meta.name)):
+        for name in self._names[meta.name]:
             self._load(name, tensor)
 
 

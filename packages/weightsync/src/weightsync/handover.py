@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from weightsync.checksum import LEAF_BYTES, checksum, leaves, leaves_of
-from weightsync.errors import CorruptBucket
-from weightsync.manifest import Bucket, Manifest, Plan
+from weightsync.errors import BadConfig, CorruptBucket
+from weightsync.manifest import Bucket, Manifest, Plan, TensorMeta
 from weightsync.tensors import Bytes, Tensor
 
 __all__ = [
@@ -52,10 +52,13 @@ def _ranges(leaves_wanted: Any, size: int) -> list[tuple[int, int]]:
     return [(int(start), min(int(stop), size)) for start, stop in edges]
 
 
-def check_fits(manifest: Manifest, load: Load) -> None:
+def check_fits(metas: Sequence[TensorMeta], load: Load) -> None:
+    """Before anything is loaded: whether `load` can be called, and says that these tensors fit."""
+    if not callable(load):
+        raise BadConfig(f"load is {load!r}; give a function of a tensor's name and the tensor")
     check = getattr(load, "check", None)
     if check is not None:
-        check(manifest.tensors)
+        check(metas)
 
 
 def hand_over(plan: Plan, content: Bytes, load: Load) -> None:

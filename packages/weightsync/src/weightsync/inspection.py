@@ -43,6 +43,8 @@ async def inspect(store: Store, *, verify: bool = True) -> list[VersionInfo]:
         bad = [
             number for number in range(len(manifest.buckets)) if verify and not await _good(store, manifest, number)
         ]
+        if bad and await store.get(manifest_key(entry.version)) != data:
+            continue  # it was removed while it was read
         found.append(_info(manifest, tuple(bad)))
     return found
 

@@ -35,6 +35,7 @@ __all__ = ["Publisher", "PublisherStats", "Push"]
 _IN_FLIGHT = 2
 # Publications that `pushes` remembers.
 _PUSHES = 256
+_TAKEN_OVER = "another publisher has taken over this store; stop one, or use two stores"
 
 
 class Push(msgspec.Struct, frozen=True):
@@ -154,9 +155,13 @@ class Publisher:
         async with self._lock:
             index = await self._own()
             kept = tuple(entry for entry in index.versions if entry.version <= version)
-            await self._adopt(Index(self._id, kept))
-            for entry in index.versions[len(kept) :]:
+            for entry in reversed(
+                index.versions[len(kept) :]
+            ):  # pending, so that whoever comes next ends what is begun
+                index = msgspec.structs.replace(index.without(entry), pending=entry)
+                await self._write(index)
                 await self._store.delete(entry.keys())
+            await self._adopt(Index(self._id, kept))
 
     async def _own(self) -> Index:
         """The index as it is, ours, and free of what a dead publisher, or a failed publication of ours, left."""
@@ -165,7 +170,7 @@ class Publisher:
         value = await self._store.read(INDEX)
         stored = Index.decode(value) if value is not None else Index(self._id)
         if self._index is not None and stored.owner != self._id:
-            raise Fenced("another publisher has taken over this store; stop one, or use two stores")
+            raise Fenced(_TAKEN_OVER)
         if self._index is not None and value is not None and self._index.pending is None:
             return self._index
         entries = [*stored.versions, *([stored.pending] if stored.pending else [])]
@@ -185,8 +190,8 @@ class Publisher:
         return index
 
     async def _write(self, index: Index) -> None:
-        self._index = index
         await self._store.replace(INDEX, index.encode())
+        self._index = index
 
     def _check_layout(self, metas: tuple[TensorMeta, ...]) -> None:
         if self._last is None:
@@ -247,12 +252,25 @@ class Publisher:
         return manifest
 
     async def _announce(self, index: Index, manifest: Manifest) -> None:
-        key = manifest_key(manifest.version)
-        await self._store.put(key, [np.frombuffer(manifest.encode(), np.uint8)])
-        if not all(await self._store.present([key])):
+        key, data = manifest_key(manifest.version), manifest.encode()
+        await self._check_ours(manifest)
+        await self._store.put(key, [np.frombuffer(data, np.uint8)])
+        stored = await self._store.get(key)
+        if stored is None:
             raise StoreError(f"{key!r} is blocked by the unfinished write of a dead publisher; try again later")
+        if stored != data:
+            raise Fenced(_TAKEN_OVER)
         entry = Entry(manifest.version, manifest.attempt, len(manifest.buckets), manifest.base)
         await self._write(Index(self._id, (*index.versions, entry)))
+
+    async def _check_ours(self, manifest: Manifest) -> None:
+        """The buckets took a while: meanwhile another may have taken over, or the store have lost what it held."""
+        value = await self._store.read(INDEX)
+        if value is None:
+            raise StoreError(f"the store lost everything while version {manifest.version} was published: do it again")
+        if Index.decode(value).owner != self._id:
+            await self._store.delete([manifest.key(number) for number in range(len(manifest.buckets))])
+            raise Fenced(_TAKEN_OVER)
 
     def _base(self) -> int | None:
         if self._snapshot is None or self._last is None or self._since_anchor + 1 >= self._anchor_every:
@@ -269,11 +287,14 @@ class Publisher:
         index = self._index
         assert index is not None, "something was published"
         now = asyncio.get_running_loop().time()
-        for entry in index.surplus(self._keep):
+        bases: set[int | None] = set()
+        for entry in reversed(index.surplus(self._keep)):  # what is held holds its bases, which come after it
             due = self._due.setdefault(entry.version, now + self._hold_seconds)
             holds = await self._store.present([hold_key(entry.version, slot) for slot in range(HOLD_SLOTS)])
-            if any(holds) and now < due:
+            if (any(holds) or entry.version in bases) and now < due:
+                bases.add(entry.base)
                 continue
+            self._index = msgspec.structs.replace(index, pending=entry)  # where this fails, the next call looks again
             await self._store.delete(entry.keys())
             del self._due[entry.version]
             index = index.without(entry)

@@ -15,11 +15,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 import numpy as np
 
-from weightsync.assembly import Part, assembled, combined, needed
+from weightsync.assembly import Part, assembled, combined, described, needed
 from weightsync.blocking import each, in_thread
 from weightsync.checksum import checksum
 from weightsync.errors import EngineRefused
-from weightsync.handover import Load, Ranges, verify
+from weightsync.handover import Load, Ranges, check_fits, verify
 from weightsync.manifest import Plan
 from weightsync.store import Store
 from weightsync.subscriber import Commit, Staged, Subscriber
@@ -51,7 +51,8 @@ class ShardedSubscriber:
         return [found[number] for number in sorted(found)]
 
     async def commit(self, staged: Sequence[Staged], load: Load) -> Commit:
-        """Hand each wanted part to `load`; the digest is over the names and bytes that it was given."""
+        """As `Subscriber.commit`, of the wanted parts; the digest is over the names and bytes that were given."""
+        check_fits(described([one.plan for one in staged], self._parts), load)
         start = asyncio.get_running_loop().time()
         digests: list[str] = []
         count = size = 0

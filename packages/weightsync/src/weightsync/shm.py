@@ -37,13 +37,13 @@ def shm_folder(name: str) -> Path:
 class SharedMemoryStore(FileStore):
     """A named folder of /dev/shm: every process of this host that opens the name sees the same versions.
 
-    It survives its processes; `unlink()` frees the memory.
+    Every process of this user, that is. It survives its processes; `unlink()` frees the memory.
     """
 
     def __init__(self, name: str) -> None:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
             raise BadConfig(f"shared memory store name {name!r}: use letters, digits, '.', '_' and '-'")
-        super().__init__(shm_folder(name), durable=False)
+        super().__init__(shm_folder(name), durable=False, mode=0o700)
         self._mappings = _Mappings()
 
     async def close(self) -> None:
@@ -107,6 +107,8 @@ class SharedMemoryStore(FileStore):
             fd = os.open(self._path(key), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             raise Missing(f"{key!r} is not in {self.folder}") from None
+        except OSError as error:
+            raise self._unreadable(key, error) from error
         size = os.fstat(fd).st_size
         if size < offset + buffer.size:
             os.close(fd)

@@ -21,11 +21,12 @@ from weightsync import delta
 from weightsync.blocking import each, in_thread
 from weightsync.checks import check_seconds, check_version
 from weightsync.errors import (
-    BadConfig,
     BadTensor,
     CorruptBucket,
     EngineRefused,
     Missing,
+    StoreFull,
+    StoreUnavailable,
     Superseded,
     VersionGone,
     VersionTimeout,
@@ -156,9 +157,7 @@ class Subscriber:
         """
         if self._needs is not None:
             raise BadTensor(f"version {staged.version} is staged in part; commit it with what asked for the parts")
-        if not callable(load):
-            raise BadConfig(f"load is {load!r}; give a function of a tensor's name and the tensor")
-        check_fits(staged.manifest, load)
+        check_fits(staged.manifest.tensors, load)
         return await self.commit_with(staged, lambda: _load(staged, load))
 
     async def commit_with(self, staged: Staged, load: Callable[[], Awaitable[str]]) -> Commit:
@@ -177,11 +176,18 @@ class Subscriber:
 
     @asynccontextmanager
     async def using(self, staged: Staged) -> AsyncIterator[None]:
-        """Inside, `staged` is what staging holds, and nobody writes there; raises Superseded if it is not."""
+        """Inside, `staged` is what staging holds, and nobody writes there; raises Superseded if it is not.
+
+        After an error what has changed there is forgotten, so that a prefetch brings it again.
+        """
         self._check_current(staged)
         async with self._using:
             self._check_current(staged)
-            yield
+            try:
+                yield
+            except Exception:
+                await in_thread(_forget_changed, staged)
+                raise
 
     async def close(self) -> None:
         """Stop what is running and free the staging memory; the store stays open."""
@@ -216,11 +222,14 @@ class Subscriber:
             raise Superseded(f"version {staged.version} is no longer staged; commit before you prefetch another")
 
     async def _outdated(self, version: int, pull: asyncio.Task[Staged]) -> bool:
-        """Whether a pull has failed, or its version has been published anew since (after a rewind)."""
+        """Whether a pull has failed, staging has changed since, or the version is another one (after a rewind)."""
         if not pull.done() or _failed(pull):
             return pull.done()
+        staged = pull.result()
+        if any(staged.staging.content[index] is None for index in staged.ranges):
+            return True
         manifest = await self._manifest(version)
-        return manifest is not None and manifest.attempt != pull.result().manifest.attempt
+        return manifest is not None and manifest.attempt != staged.manifest.attempt
 
     async def _stop(self) -> None:
         pull, self._pull, self._version, self._waiters = self._pull, None, None, 0
@@ -233,9 +242,7 @@ class Subscriber:
         manifest = await self._await_manifest(version)
         loop = asyncio.get_running_loop()
         start = loop.time()
-        # Two subscribers may share a slot, and one end the hold of both: a removal is noticed anyway.
-        held = hold_key(version, int(self._id, 16) % HOLD_SLOTS)
-        await self._store.put(held, [np.frombuffer(self._id.encode(), np.uint8)])
+        holds = await self._hold(version)
         try:
             plan = Plan(manifest.tensors, manifest.bucket_bytes)
             fetched = 0
@@ -256,7 +263,20 @@ class Subscriber:
                 f"version {version} is removed, or being removed; latest is {await self.latest()} ({error})"
             ) from error
         finally:
-            await self._store.delete([held])
+            if holds:
+                await self._store.delete(holds)
+
+    async def _hold(self, version: int) -> list[str]:
+        """Have retention wait; the keys to remove afterwards, none where there is no room or no right to write.
+
+        Two subscribers may share a slot, and one end the hold of both: a removal is noticed anyway.
+        """
+        held = hold_key(version, int(self._id, 16) % HOLD_SLOTS)
+        try:
+            await self._store.put(held, [np.frombuffer(self._id.encode(), np.uint8)])
+        except (StoreFull, StoreUnavailable):
+            return []
+        return [held]
 
     async def _await_manifest(self, version: int) -> Manifest:
         seen: bytes | None = None
@@ -326,6 +346,13 @@ class Subscriber:
                 return
             self._totals = msgspec.structs.replace(self._totals, refetched=self._totals.refetched + 1 - attempt)
         raise CorruptBucket(f"object {key!r} fails its checksum twice: publish version {manifest.version} again")
+
+
+def _forget_changed(staged: Staged) -> None:
+    manifest, staging = staged.manifest, staged.staging
+    for index, ranges in staged.ranges.items():
+        if not is_content(manifest.buckets[index], staging.array[staged.plan.span(index)], ranges):
+            staging.content[index] = None
 
 
 async def _load(staged: Staged, load: Load) -> str:

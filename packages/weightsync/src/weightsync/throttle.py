@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 from weightsync.errors import BadConfig
@@ -23,8 +24,8 @@ class ThrottledStore:
     """
 
     def __init__(self, store: Store, bytes_per_second: float) -> None:
-        if bytes_per_second <= 0:
-            raise BadConfig(f"bytes_per_second is {bytes_per_second}; it must be positive")
+        if not 0 < bytes_per_second < math.inf:
+            raise BadConfig(f"bytes_per_second is {bytes_per_second}; it must be positive and finite")
         self._store = store
         self._rate = bytes_per_second
         self._free_at = 0.0

@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.parse import urlencode
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 from weightsync.blocking import in_thread
 from weightsync.errors import EngineRefused
 
 __all__ = ["SERVER_ARGUMENTS", "HTTPEngine"]
+
+# The server is on this host: a proxy that the environment names is not for it.
+_DIRECT = build_opener(ProxyHandler({}))
 
 SERVER_ARGUMENTS = (
     "--worker-extension-cls=weightsync.vllm_engine.Extension",
@@ -50,10 +54,10 @@ class HTTPEngine:
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         request = Request(self._url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
         try:
-            with urlopen(request, timeout=self._timeout) as response:
+            with _DIRECT.open(request, timeout=self._timeout) as response:
                 return json.load(response)
         except HTTPError as error:
             text = error.read().decode(errors="replace")[:500]
             raise EngineRefused(f"{self._url}{path} answered {error.code}: {text}") from error
-        except (URLError, TimeoutError) as error:
-            raise EngineRefused(f"{self._url}{path} does not answer: {error}") from error
+        except (OSError, HTTPException, ValueError) as error:
+            raise EngineRefused(f"{self._url}{path} does not answer: {error!r}") from error
