@@ -16,10 +16,12 @@ from samplebuffer import (
     InvalidConfig,
     InvalidReward,
     InvalidState,
+    MsgpackCodec,
     NotStamped,
     SampleBuffer,
     StampOutOfRange,
     Starved,
+    Unsavable,
     VersionWentBack,
 )
 
@@ -227,3 +229,26 @@ async def test_save_and_restore(make: Make) -> None:
     assert batch.ledger.balanced and batch.ledger.cancelled == 1
     if hasattr(again, "leave"):
         await again.leave()
+
+
+async def test_patience_is_for_either_face(make: Make) -> None:
+    with pytest.raises(InvalidConfig, match="patience=-1"):
+        make(batch_groups=1, group_size=1, patience=-1)
+    buf = make(batch_groups=1, group_size=1, patience=1.0)
+    await run((await take(buf, 1))[0], "x")
+    again = await done(type(buf).restore(await done(buf.state_dict()), KEYS, patience=1.0))
+    assert (await again.get_batch()).samples[0].payload == "x"
+    if hasattr(again, "leave"):
+        await again.leave()
+
+
+async def test_what_a_codec_can_not_do_is_told(make: Make) -> None:
+    buf = make(batch_groups=1, group_size=1)
+    first, second = await take(buf, 2)
+    await run(first, "text")
+    state = await done(buf.state_dict())
+    with pytest.raises(InvalidState, match="payload of ticket 0"):
+        await done(type(buf).restore(state, KEYS, codec=MsgpackCodec(int)))
+    await run(second, complex(1, 2))
+    with pytest.raises(Unsavable, match="payload of ticket 1"):
+        await done(buf.state_dict())

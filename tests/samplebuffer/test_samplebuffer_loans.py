@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import count
 
+import pytest
+
 from samplebuffer.core import Core
 from samplebuffer.limits import make_limits
 from samplebuffer.loans import confirm, drop, reclaim
@@ -98,3 +100,15 @@ def test_what_is_lent_is_alive_in_a_state_and_its_key_comes_again_when_it_has_gr
     ticket = old.take_ticket()
     assert ticket is not None and ticket.key == batch.groups[0].key
     assert old.book.ledger.stale == 8 and old.book.ledger.balanced and core.book.ledger.delivered == 4
+
+
+@pytest.mark.parametrize("ends", [{"rest": True}, {"cancel_spares": True}])
+def test_a_batch_that_did_not_arrive_ends_the_rest_it_began(ends: dict[str, bool]) -> None:
+    """No version follows, and nobody else would make the member that is lost."""
+    core = full_core()
+    batch = core.take_batch(lend=True, **ends)
+    assert batch is not None and core.resting
+    reclaim(core, batch, lost={batch.samples[0].ticket_id})
+    work(core)
+    again = core.take_batch()
+    assert again is not None and [group.key for group in again.groups] == [0, 1]

@@ -270,15 +270,16 @@ class BufferMachine(RuleBasedStateMachine):
     def handed_out(self) -> list[Group]:
         return self.delivered + [group for batch in self.lent for group in batch.groups]
 
-    @rule(partial=st.booleans())
-    def lend(self, partial: bool) -> None:
+    @rule(partial=st.booleans(), cancel_spares=st.booleans(), rest=st.booleans())
+    def lend(self, partial: bool, cancel_spares: bool, rest: bool) -> None:
         if not self.closed:
             try:
-                batch = self.buf.core.take_batch(partial=partial, lend=True)
+                batch = self.buf.core.take_batch(partial=partial, cancel_spares=cancel_spares, rest=rest, lend=True)
             except Starved:
                 return
             if batch is not None:
                 self.lent.append(batch)
+            self.collect()
 
     @precondition(lambda self: self.lent)
     @rule(i=st.integers(0), arrives=st.booleans(), every=st.integers(1, 5))
@@ -289,6 +290,7 @@ class BufferMachine(RuleBasedStateMachine):
             self.receive(batch)
         else:
             reclaim(self.buf.core, batch, {s.ticket_id for s in batch.samples if s.ticket_id % every == 0})
+            assert not self.buf.core.resting, "what is lost must be made"
         before = self.buf.state_dict()
         reclaim(self.buf.core, batch)
         confirm(self.buf.core, batch)

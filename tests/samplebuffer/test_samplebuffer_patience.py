@@ -96,6 +96,21 @@ async def test_a_batch_that_is_there_when_it_is_asked_for_goes_at_once() -> None
     assert asyncio.get_running_loop().time() == start
 
 
+@pytest.mark.parametrize("how", ["filtered", "given up", "replaced"])
+async def test_a_group_that_is_no_longer_at_stake_is_not_waited_for(how: str) -> None:
+    budget = {"max_replacements": 0} if how == "given up" else {}
+    buf, old, fresh = await at_the_bound(keep=lambda group: group.samples[0].reward > 0, **budget)
+    consumer = await complete(buf, fresh)
+    await asyncio.sleep(10)
+    for ticket in old:
+        if how == "filtered":
+            ticket.stamp(ticket.issued_version)
+            ticket.finish(None, 0.0)
+        else:
+            ticket.fail("broken")
+    assert await consumer == ([ticket.key for ticket in fresh], pytest.approx(10))
+
+
 async def test_without_eviction_nothing_is_at_stake() -> None:
     buf, _, fresh = await at_the_bound(evict=False)
     assert (await (await complete(buf, fresh)))[1] == 0

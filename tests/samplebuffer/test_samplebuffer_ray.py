@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayError
 
 from samplebuffer import Closed, InvalidConfig, InvalidReward, Unsendable
 from samplebuffer.errors import BufferLost
@@ -215,6 +216,29 @@ async def test_a_payload_that_can_not_be_sent_is_its_producers_error_alone(buf: 
     assert await bad.fail("unsendable")
 
 
+def explode() -> None:
+    raise OSError("no such device")
+
+
+class Unreadable:
+    """Can be put into the store, and not be taken out."""
+
+    def __reduce__(self) -> Any:
+        return explode, ()
+
+
+async def test_a_payload_that_the_consumer_can_not_read_is_its_error_and_stays(buf: RayBuffer) -> None:
+    for ticket in [await buf.next_ticket() for _ in range(2)]:
+        ticket.stamp(0)
+        await ticket.finish(Unreadable(), 1.0)
+    with pytest.raises(RayError, match="no such device"):
+        await buf.get_batch()
+    ledger = await buf.ledger()
+    assert (ledger.failed, ledger.buffered, ledger.delivered) == (0, 2, 0)
+    with pytest.raises(RayError, match="no such device"):
+        await buf.state_dict()
+
+
 async def test_the_death_of_the_actor_wakes_everyone(buf: RayBuffer) -> None:
     ticket = await buf.next_ticket()
     reasons: asyncio.Queue[str] = asyncio.Queue()
@@ -330,3 +354,16 @@ async def test_nothing_is_lost_or_doubled_when_processes_of_64_producers_are_kil
     for worker in workers:
         ray.kill(worker)
     await buf.leave()
+
+
+async def test_a_ticket_whose_answer_nobody_waits_for_is_not_kept(buf: RayBuffer) -> None:
+    """As when a rollout is cancelled while it hands in."""
+    ticket = await buf.next_ticket()
+    reasons: list[str] = []
+    ticket.on_cancel(reasons.append)
+    ticket.stamp(0)
+    ticket.finish("x", 1.0).cancel()
+    await buf.link().flush()
+    assert (await buf.ledger()).buffered == 1 and not buf._tickets
+    await buf.leave()
+    assert not reasons

@@ -171,15 +171,15 @@ class SampleBuffer:
     async def _linger(self, deadline: float) -> float:
         """Wait, as long as patience says, for groups that the next version would end. Returns the seconds it took.
 
-        Only a group that completes changes what is at stake, so the rest of the news passes unexamined. The caller's
-        deadline ends the wait a moment early, so that it gets the batch.
+        What is at stake is counted again when a member has ended, a group is complete or the version advanced, not at
+        other news. The caller's deadline ends the wait a moment early, so that it gets the batch.
         """
         core, clock = self.core, asyncio.get_running_loop().time
         start = clock()
         while core.ready and (at_stake := core.at_stake):
-            seen = core.shelf.changes
+            seen = core.moves
             end = min(start + self.patience.seconds(at_stake, core.limits.batch_groups), deadline - _MOMENT)
-            while core.ready and core.shelf.changes == seen:
+            while core.ready and core.moves == seen:
                 if not await self._news(end):
                     return clock() - start
         return clock() - start

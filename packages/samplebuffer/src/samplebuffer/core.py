@@ -383,6 +383,11 @@ class Core:
         complete = sum(self.groups[group_id].whole is not None for group_id in old)
         return max(0, min(len(old), self.limits.batch_groups) - complete)
 
+    @property
+    def moves(self) -> tuple[int, ...]:
+        """Differs from before when what is `at_stake` may."""
+        return self.version, self.shelf.changes, sum(self.book.ended.values())
+
     # How members and groups end.
 
     def _end_ticket(self, group: OpenGroup, ticket: Ticket, reason: Reason, fate: Fate) -> None:

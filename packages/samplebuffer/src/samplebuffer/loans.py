@@ -1,8 +1,8 @@
 """Batches that travel: a face whose hand-out can get lost on the way lends a batch until it is known to have arrived.
 
 A lent group counts as delivered and occupies its room. `confirm` frees the room; `reclaim` makes the groups alive
-again, as old as they are by then, without the members whose payload is lost. So a consumer that is cancelled or dies
-between hand-out and arrival loses nothing, and no batch arrives with a hole.
+again, as old as they are by then, without the members whose payload is lost, and ends the rest that began with them.
+So a consumer that is cancelled or dies between hand-out and arrival loses nothing, and no batch arrives with a hole.
 
 Invariant: each lent group is confirmed or reclaimed once (tests/samplebuffer/test_samplebuffer_loans.py).
 """
@@ -38,6 +38,7 @@ def reclaim(core: Core, batch: Batch, lost: Collection[int] = ()) -> None:
             core.shelf.remove(group.id)
             dropped += core.age(group, cut)
     core.book.count_delivered(batch, by=-1)
+    core.resting = False  # nobody trains on it: what it lost must be made, and no version follows
     core.settle(dropped, "failed")
 
 

@@ -189,17 +189,27 @@ def _distinct(ids: list[int], end: int) -> bool:
     return len(set(ids)) == len(ids) and all(0 <= i < end for i in ids)
 
 
-def _encoded(sample: Sample, codec: Encodes) -> Sample:
+def encode_payload(codec: Encodes, ticket_id: int, payload: Any) -> bytes:
+    """The bytes of a member's payload, or Unsavable."""
     try:
-        return msgspec.structs.replace(sample, payload=codec.encode(sample.payload))
+        return codec.encode(payload)
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
-        what = f"the payload of ticket {sample.ticket_id}"
+        what = f"the payload of ticket {ticket_id}"
         raise Unsavable(f"{what} can not be encoded ({error}); give state_dict(codec=...) one that can") from error
 
 
-def _decoded(sample: Sample, codec: Decodes) -> Sample:
+def decode_payload(codec: Decodes, ticket_id: int, data: bytes) -> Any:
+    """The payload of a member's bytes, or InvalidState."""
     try:
-        return msgspec.structs.replace(sample, payload=codec.decode(sample.payload))
+        return codec.decode(data)
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
-        what = f"the payload of ticket {sample.ticket_id}"
+        what = f"the payload of ticket {ticket_id}"
         raise InvalidState(f"{what} can not be decoded ({error}); give restore the codec that saved it") from error
+
+
+def _encoded(sample: Sample, codec: Encodes) -> Sample:
+    return msgspec.structs.replace(sample, payload=encode_payload(codec, sample.ticket_id, sample.payload))
+
+
+def _decoded(sample: Sample, codec: Decodes) -> Sample:
+    return msgspec.structs.replace(sample, payload=decode_payload(codec, sample.ticket_id, sample.payload))

@@ -16,17 +16,17 @@ from uuid import uuid4
 
 import msgspec
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ObjectLostError, RayActorError
 
 from samplebuffer.buffer import DEFAULT_CODEC
 from samplebuffer.errors import BufferLost, Closed, InvalidConfig, SampleBufferError
-from samplebuffer.limits import check_version, make_limits
+from samplebuffer.limits import check_patience, check_version, make_limits
 from samplebuffer.ray import wire
 from samplebuffer.ray.actor import BufferActor
 from samplebuffer.ray.link import Link
 from samplebuffer.ray.pack import packs, weight
 from samplebuffer.ray.ticket import RayTicket
-from samplebuffer.state import Decodes, Encodes, parse
+from samplebuffer.state import Decodes, Encodes, decode_payload, encode_payload, parse
 from samplebuffer.stats import Stats
 from samplebuffer.values import Batch, Group, Ledger, Reason
 
@@ -87,8 +87,10 @@ class RayBuffer:
         is given up.
         """
         check_version(sizes.get("version", 0))
+        check_patience(sizes.get("patience", 0.0))
         defaults = {"alpha": 1, "spare_groups": 0, "spare_members": 0, "max_replacements": None}
-        make_limits(**(defaults | {name: value for name, value in sizes.items() if name not in ("keep", "version")}))
+        no_sizes = ("keep", "version", "patience")
+        make_limits(**(defaults | {name: value for name, value in sizes.items() if name not in no_sizes}))
         return cls(_start(tasks, lease, sizes, actor_options), pack_bytes=pack_bytes, linger=linger, length=length)
 
     @classmethod
@@ -100,6 +102,7 @@ class RayBuffer:
         codec: Decodes = DEFAULT_CODEC,
         keep: Callable[[Group], bool] | None = None,
         skip_drawn: bool = True,
+        patience: float = 0.0,
         lease: float = 120.0,
         actor_options: dict[str, Any] | None = None,
         pack_bytes: int = PACK_BYTES,
@@ -107,8 +110,10 @@ class RayBuffer:
         length: Callable[[Any], int] | None = None,
     ) -> Self:
         """As `SampleBuffer.restore`, in a new actor; this process owns the restored payloads."""
+        check_patience(patience)
         parse(saved)
-        payloads = [codec.decode(sample["payload"]) for group in saved["groups"] for sample in group["samples"]]
+        samples = [sample for group in saved["groups"] for sample in group["samples"]]
+        payloads = [decode_payload(codec, sample["ticket_id"], sample["payload"]) for sample in samples]
         cuts = list(packs(map(weight, payloads), pack_bytes))
         refs = [await asyncio.to_thread(ray.put, payloads[cut]) for cut in cuts]
         places = iter([number, item] for number, cut in enumerate(cuts) for item in range(cut.stop - cut.start))
@@ -121,6 +126,7 @@ class RayBuffer:
             "restore": (saved | {"groups": groups}, refs, buffer._name),
             "keep": keep,
             "skip_drawn": skip_drawn,
+            "patience": patience,
         }
         buffer.handle = _start(tasks, lease, options, actor_options)
         return buffer
@@ -235,7 +241,7 @@ class RayBuffer:
                     raise lent
                 batch, lost = await _fetch(*lent)
                 mine = not lost and await _answer(self.handle.pin.remote(self._name, loan))
-            except asyncio.CancelledError:
+            except BaseException:  # the batch is alive again, whatever it was
                 self.handle.reclaim.remote(self._name, loan, [])
                 raise
             if mine:
@@ -285,7 +291,7 @@ class RayBuffer:
                 continue
             for sample in samples:
                 number, item = places[sample["ticket_id"]]
-                sample["payload"] = codec.encode(values[number][item])
+                sample["payload"] = encode_payload(codec, sample["ticket_id"], values[number][item])
             return saved
 
     async def leave(self) -> None:
@@ -319,17 +325,17 @@ async def _answer(call: Any) -> Any:
 
 
 async def _values(refs: list[Any]) -> list[list[Any] | None]:
-    """The lists of payloads; None for those that are gone."""
+    """The lists of payloads; None for those that are gone. One that is there but can not be read is an error."""
     try:
         return await asyncio.to_thread(ray.get, refs)
-    except RayError:
+    except ObjectLostError:
         return [await _value(ref) for ref in refs]
 
 
 async def _value(ref: Any) -> list[Any] | None:
     try:
         return await asyncio.to_thread(ray.get, ref)
-    except RayError:
+    except ObjectLostError:
         return None
 
 

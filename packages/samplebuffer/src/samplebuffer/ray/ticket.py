@@ -69,7 +69,7 @@ class RayTicket:
 
     def _answered(self, answer: asyncio.Future[Any]) -> None:
         """Whatever the buffer said, it was the last about this ticket, unless it refused."""
-        if not answer.cancelled() and answer.exception() is None:
+        if answer.cancelled() or answer.exception() is None:  # who cancels the answer is done with it, too
             self._callbacks.clear()
             self._buffer.forget(self)
 
