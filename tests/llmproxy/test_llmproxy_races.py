@@ -161,12 +161,11 @@ async def test_nobody_opens_the_gate_while_an_update_is_under_way() -> None:
     update = asyncio.create_task(proxy.update(1))
     task = start(proxy, request())
     await asyncio.sleep(5)
-    with pytest.raises(WrongState, match="under way"):
-        await proxy.resume()
+    resume = asyncio.create_task(proxy.resume())  # as whoever lost patience with the update does in the end
     await asyncio.sleep(5)
     assert not one.running and proxy.stats().requests["queued"] == 1
     assert [ack.error for ack in await update] == [""]
-    await proxy.resume()
+    await resume
     assert (await task).spans == [Span(1, 0, 20)]
     await proxy.close()
 
@@ -181,14 +180,32 @@ async def test_a_gate_that_opened_before_an_update_began_is_noticed() -> None:
     proxy = LLMProxy([one])
     suspend = asyncio.create_task(proxy.suspend())
     await asyncio.sleep(1)
-    update = asyncio.create_task(proxy.update(1))  # waits for the suspend
+    resume = asyncio.create_task(proxy.resume())  # waits for the suspend
     await asyncio.sleep(1)
-    await proxy.resume()
-    await suspend
+    update = asyncio.create_task(proxy.update(1))
+    await asyncio.gather(suspend, resume)
     with pytest.raises(WrongState, match="suspend first"):
         await update
     assert one.version == 0 and serving(proxy) == ["w"]
     assert (await proxy.generate(request())).spans == [Span(0, 0, 20)]
+    await proxy.close()
+
+
+async def test_a_suspend_after_a_resume_that_waits_has_the_last_word() -> None:
+    one = worker(update_time=5.0)
+    proxy = LLMProxy([one])
+    task = start(proxy, request())
+    await proxy.suspend()
+    update = asyncio.create_task(proxy.update(1))
+    await asyncio.sleep(1)
+    resume = asyncio.create_task(proxy.resume())
+    await asyncio.sleep(1)
+    await proxy.suspend()
+    assert proxy.stats().suspended and resume.done() and not (await update)[0].error
+    await asyncio.sleep(100)
+    assert not task.done()
+    await proxy.resume()
+    assert (await task).spans == [Span(1, 0, 20)]
     await proxy.close()
 
 

@@ -335,6 +335,8 @@ async def test_killed_engine_goes_on_elsewhere(fleet: Fleet, worker: VLLMWorker)
         assert close_to(result.logprobs, fleet.reference(request.prompt_ids, result.token_ids, result.spans))
     fenced = {one.id: one.fenced for one in proxy.stats().workers}
     assert fenced["second"] == "its engine died" and not fenced["first"]
+    async with asyncio.timeout(10):
+        await second.ended()
     with pytest.raises(WorkerLost):
         await second.probe()
     await proxy.close()

@@ -28,8 +28,8 @@ class Gate:
     def resume(self) -> None:
         if self.broken:
             raise WrongState(
-                f"an update is under way, or failed: not all hold version {self.version} any more; "
-                "wait for it, or update again, the failed workers removed if need be"
+                f"the last update failed and version {self.version} is no longer held by the whole fleet; "
+                "update again, or remove the failed workers and update"
             )
         self.suspended = False
 

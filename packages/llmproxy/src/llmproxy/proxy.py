@@ -92,6 +92,7 @@ class LLMProxy:
         """From the call on nothing new is placed; when it returns, no worker generates."""
         self._gate.suspend()
         async with self._phase:
+            self._gate.suspend()  # again: a resume that waited for an update has opened it
             mending, self._mending = self._mending, {}
             await self._stop(mending.values())
             await self._watch.stop()
@@ -147,14 +148,14 @@ class LLMProxy:
         self._refresh()
 
     async def resume(self) -> None:
-        """Open the gate and let workers that hold the allowed version go on."""
-        self._gate.resume()
-        self._watch.arm()
-        self._wake()
-        for slot in self._slots():
-            if not slot.serving:
-                self._start_mending(slot)
+        """Open the gate, once an update that is under way has ended, and let workers that hold its version go on."""
         async with self._phase:
+            self._gate.resume()
+            self._watch.arm()
+            self._wake()
+            for slot in self._slots():
+                if not slot.serving:
+                    self._start_mending(slot)
             await self._all(lambda worker: worker.resume())
 
     async def _update(self, slot: Slot, version: int) -> Ack:
