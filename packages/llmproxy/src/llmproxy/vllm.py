@@ -67,6 +67,8 @@ _KEPT_PARAMS = 256
 """Distinct (sampling, budget) pairs whose engine parameters are kept; runs have a handful."""
 _TEARDOWN_S = 1.0
 """What the engine's process gets to free what it holds. It ends its teardown in less, and then waits to be killed."""
+_LOOK_S = 0.5
+"""Between looks at whether the engine lives."""
 _starting = threading.Lock()
 """Engines inherit their mark through this process's environment, so they start one after the other."""
 
@@ -146,6 +148,13 @@ class VLLMWorker:
             await self._loader.close()
         finally:
             await asyncio.to_thread(self._end_engine, engine)
+
+    async def ended(self) -> None:
+        """Returns when the engine has died: calls that were under way may never be answered. Raises WorkerLost once
+        it is closed.
+        """
+        while not self._alive().errored:  # noqa: ASYNC110 - vLLM tells nobody
+            await asyncio.sleep(_LOOK_S)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult | Partial:
         handoff = request.handoff
@@ -241,9 +250,9 @@ class VLLMWorker:
             try:
                 digest = await self._loader.load(engine, version)
                 await engine.update_weight_version(str(version))
-            except self._vllm.EngineDeadError:
-                raise
-            except Exception as error:  # any other failure leaves weights of which nothing is known
+            except Exception as error:  # whatever failed, nothing is known of the weights
+                if engine.errored:
+                    raise self._vllm.EngineDeadError from error
                 failure = Ack(self.id, version, error=f"{type(error).__name__}: {error}")
                 raise UpdateFailed(version, [failure]) from error
         self.version = version
