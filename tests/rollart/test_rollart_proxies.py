@@ -193,6 +193,22 @@ async def test_an_engine_that_hangs_in_an_update_is_fenced_and_the_others_go_on(
 
 
 @virtual
+async def test_the_only_engine_may_be_silent_for_a_while_whenever_it_is_asked() -> None:
+    for when in ("suspend", "update", "resume"):
+        engine = Engine("a")
+        proxies = Proxies([LLMProxy([engine]) for _ in range(2)])
+        running = start(proxies, 4)
+        await asyncio.sleep(1)
+        for step in (proxies.suspend, functools.partial(proxies.update, 1), proxies.resume):
+            if when in str(step):
+                engine.freeze()
+                asyncio.get_running_loop().call_later(100, engine.thaw)
+            await step()
+        assert [len((await task).token_ids) for task in running] == [60] * 4
+        await proxies.close()
+
+
+@virtual
 async def test_engines_that_stay_lost_end_the_update_and_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine("a")
     engine.die()

@@ -166,7 +166,8 @@ class LLMProxy:
             async with _within(self._config.update):
                 return await slot.worker.update(version)
         except Exception as error:  # whatever went wrong is this worker's answer
-            return Ack(slot.id, version, error=f"{type(error).__name__}: {error}", lost=isinstance(error, WorkerLost))
+            lost = isinstance(error, WorkerLost) or type(error) is TimeoutError  # not one that the worker raised
+            return Ack(slot.id, version, error=f"{type(error).__name__}: {error}", lost=lost)
 
     async def _all(self, call: Callable[[Worker], Awaitable[None]]) -> None:
         """Ask all that serve; those that fail or do not answer are fenced."""

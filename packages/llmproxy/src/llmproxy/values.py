@@ -151,7 +151,7 @@ class Ack(Struct, frozen=True):
     digest: str = ""
     error: str = ""
     lost: bool = False
-    """The error is that the worker is gone; an update that is asked for again finds whatever replaced it."""
+    """The error is that the worker is gone or silent; an update that is asked for again may find it, or another."""
 
 
 def extend_spans(spans: Sequence[Span], more: Sequence[Span]) -> list[Span]:
