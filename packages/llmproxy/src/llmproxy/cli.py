@@ -98,7 +98,11 @@ def parser() -> argparse.ArgumentParser:
         "--patience", type=float, default=60.0, metavar="S", help="wait for a worker, then 503 (default: %(default)s)"
     )
     add(
-        "--silence", type=float, default=10.0, metavar="S", help="a worker is lost without a sign of life for so long"
+        "--silence",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="a worker is lost without a sign of life for so long (default: %(default)s)",
     )
     add(
         "--drain",

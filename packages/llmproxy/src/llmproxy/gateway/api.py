@@ -255,7 +255,7 @@ class API:
         return self._states([slot for slot in self._gateway.proxy.workers() if slot.worker is worker])
 
     async def _remove(self, request: Request, id: str) -> Response:
-        """Nothing new goes there; what runs there ends there."""
+        """Nothing new goes there; what runs there ends there, or moves where it is paused."""
         slot = next((slot for slot in self._gateway.proxy.workers() if slot.id == id), None)
         if slot is None:
             raise Refusal(404, "NotFound", f"no worker {id!r}", "id", "one of GET /workers")
