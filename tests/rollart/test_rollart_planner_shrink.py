@@ -47,12 +47,13 @@ def test_engines_stay_whole_and_as_many_ranks_push() -> None:
 def test_a_part_takes_the_time_of_the_whole() -> None:
     logging.getLogger().setLevel(logging.CRITICAL)
     tree = read_tree(EXAMPLES / "simulate_small.yaml", [])
+    del tree["tasks"]["WebShop"], tree["simulate"]["tasks"]["WebShop"]  # what is left has fewer turns, and less noise
     tree["simulate"]["generation"] = [{"hardware": "H800", "gpus": 32}]
     tree["simulate"]["training"] = {"hardware": "H800", "gpus": 16}
     tree["buffer"] |= {"batch_groups": 64}
     tree["rollout"] = {"concurrency": 512}
     given = given_candidate(make_simulation(tree))
-    whole, part = judge(tree, given, 6), judge(tree, given, 6, by=2)
+    whole, part = judge(tree, given, 8), judge(tree, given, 8, by=2)
     assert part.summary.step_s == pytest.approx(whole.summary.step_s, rel=0.1)
     assert part.by * part.summary.tokens_per_s == pytest.approx(whole.summary.tokens_per_s, rel=0.1)
     assert part.summary.cost == pytest.approx(whole.summary.cost, rel=0.1)
