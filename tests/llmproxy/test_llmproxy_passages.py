@@ -68,6 +68,24 @@ async def test_the_barrier() -> None:
     await proxy.close()
 
 
+@pytest.mark.seconds
+async def test_patience_begins_when_the_gate_opens() -> None:
+    dead = SimWorker("a")
+    proxy = LLMProxy([dead], config=ProxyConfig(patience=0.5))
+    await proxy.suspend()
+    dead.die()
+    proxy.lose(proxy.workers()[0], "is dead")
+    load = Load(proxy)
+    proxy.passages.enter(load)
+    await asyncio.sleep(0.4)
+    await proxy.resume()
+    await asyncio.sleep(0.3)
+    assert load.told == []
+    await asyncio.sleep(0.5)
+    assert load.told == ["refused"]
+    await proxy.close()
+
+
 async def test_patience() -> None:
     proxy = LLMProxy([], config=ProxyConfig(patience=0.02))
     first, second = Load(proxy, "first"), Load(proxy, "second")

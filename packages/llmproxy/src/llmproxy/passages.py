@@ -98,6 +98,10 @@ class Passages:
             self.leave(carrier, served=False)
             carrier.moved(slot, reason)
 
+    def renew(self) -> None:
+        """The gate was shut: the patience of those who wait begins anew."""
+        self._waiting = dict.fromkeys(self._waiting, asyncio.get_running_loop().time() + self._patience)
+
     def wake(self) -> None:
         """The gate or the fleet changed: place whoever waits, first come first served."""
         for carrier in list(self._waiting):
@@ -136,7 +140,7 @@ class Passages:
         loop = asyncio.get_running_loop()
         now = loop.time()
         if self._gate.suspended:
-            self._waiting = dict.fromkeys(self._waiting, now + self._patience)
+            self.renew()
         fenced = self._gate.fenced(slot.id for slot in self._fleet)
         for carrier in [carrier for carrier, deadline in self._waiting.items() if deadline <= now]:
             del self._waiting[carrier]

@@ -151,6 +151,7 @@ class LLMProxy:
         """Open the gate, once an update that is under way has ended, and let workers that hold its version go on."""
         async with self._phase:
             self._gate.resume()
+            self.passages.renew()
             self._watch.arm()
             self._wake()
             for slot in self._slots():
