@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from rollart.config import load_config, parse_config
 from rollart.errors import ConfigError
 from rollart.simulate.config import load_simulation, make_simulation
 
@@ -37,6 +39,18 @@ def test_a_training_configuration_needs_no_section_of_its_own() -> None:
     simulation = load_simulation(ROOT / "examples" / "frozenlake.yaml")
     assert simulation.fleets[0].hardware == "cpu"
     assert simulation.shape.parameters < 1e6
+
+
+def test_one_file_serves_training_and_simulation(tmp_path: Path) -> None:
+    path = tmp_path / "both.yaml"
+    path.write_text(yaml.safe_dump({"tasks": TASKS, "simulate": WORLD}))
+    assert load_config(path) == parse_config({"tasks": TASKS})
+    assert load_simulation(path).gpus == {"H800": 16, "H20": 8}
+
+
+def test_nobody_stops_at_a_success_that_nobody_learns() -> None:
+    run = {"stop_at_success": 0.1}
+    assert make_simulation({"run": run, "tasks": TASKS, "simulate": WORLD}).config.run.stop_at_success is None
 
 
 @pytest.mark.parametrize(

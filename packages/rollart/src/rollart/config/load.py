@@ -29,6 +29,7 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
     tree = _read(Path(path)) if path is not None else {}
     for override in overrides:
         _apply(tree, override)
+    tree.pop("simulate", None)  # of `rollart simulate` and `rollart plan`, which read the rest as any other does
     return parse_config(tree)
 
 
