@@ -19,7 +19,7 @@ from rollart.cli.plan import parse_classes, parse_gpus
 from rollart.errors import ConfigError
 from rollart.planner.candidate import Candidate, Part, steps_between
 from rollart.planner.estimate import demand_of, estimate
-from rollart.planner.judge import Judged
+from rollart.planner.judge import Judged, judge
 from rollart.planner.search import (
     Search,
     _spread,
@@ -85,6 +85,17 @@ def test_without_a_prefix_cache_each_turn_computes_all_before_it() -> None:
     assert with_cache.computed == pytest.approx(first + (turns - 1) * later)
     tree = {**TREE, "simulate": {**TREE["simulate"], "prefix_cache": False}}
     assert estimate(make_simulation(tree)).generate > estimate(make_simulation(TREE)).generate
+
+
+@pytest.mark.parametrize("mode", ["rollart", "areal", "sync_plus"])
+@pytest.mark.parametrize("trains", [4, 16])
+def test_the_closed_form_is_not_far_from_the_simulation(mode: str, trains: int) -> None:
+    logging.getLogger().setLevel(logging.CRITICAL)
+    tree = TREE | {"run": TREE["run"] | {"mode": mode}, "rollout": {"concurrency": 64}}
+    tree["buffer"] = TREE["buffer"] | {"batch_groups": 16, "alpha": 0.0 if mode == "sync_plus" else 1.0}
+    tree["simulate"] = TREE["simulate"] | {"training": {"hardware": "H800", "gpus": trains}}
+    judged = judge(tree, given_candidate(make_simulation(tree)), 7)
+    assert judged.estimated_s == pytest.approx(judged.summary.step_s, rel=0.3)
 
 
 def test_splits_of_a_large_fleet_differ_by_a_share_of_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import pytest
@@ -23,6 +24,23 @@ from rollart.simulate.spread import Spread
 def test_the_mean_is_the_one_asked_for(spread: Spread) -> None:
     draw, random = spread.sampler(), Random(0)
     assert sum(draw(random) for _ in range(20_000)) / 20_000 == pytest.approx(spread.average, rel=0.02)
+
+
+@pytest.mark.parametrize("most", [0.0, 4.0, 8.0, 12.0, 25.0, inf])
+@pytest.mark.parametrize(
+    "spread",
+    [
+        Spread(mean=10, std=8),
+        Spread(mean=10, std=8, high=20),
+        Spread(mean=10, std=2, shape="normal"),
+        Spread(shape="uniform", low=5, high=15),
+        Spread(mean=10),
+    ],
+)
+def test_the_mean_of_what_is_cut_is_that_of_cut_samples(spread: Spread, most: float) -> None:
+    draw, random = spread.sampler(), Random(0)
+    mean = sum(min(most, draw(random)) for _ in range(20_000)) / 20_000
+    assert spread.cut(most) == pytest.approx(mean, rel=0.02)
 
 
 @given(st.floats(0.1, 100), st.floats(0, 100), st.sampled_from(["lognormal", "normal"]), st.integers(0, 100))

@@ -11,7 +11,7 @@ not in it. Invariant: more devices never make an estimate longer (tests/rollart/
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
+from math import inf, sqrt
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -59,10 +59,14 @@ class Estimate(Struct, frozen=True, kw_only=True):
         return rollout + self.train + self.way + self.pause
 
 
-def demand_of(profile: Profile, context: int, caches: bool = True) -> Demand:
-    """The averages of a profile, within the context; without `caches`, each turn computes the whole of it."""
-    turns = max(1.0, profile.turns.average)
-    first, later, reply = profile.prompt.average, profile.observation.average, profile.response.average
+def demand_of(
+    profile: Profile, context: int, caches: bool = True, *, max_turns: float = inf, max_tokens: float = inf
+) -> Demand:
+    """The averages of a profile, within the context and the limits of its task; without `caches`, each turn computes
+    the whole of its context.
+    """
+    turns = max(1.0, profile.turns.cut(max_turns))
+    first, later, reply = profile.prompt.average, profile.observation.average, _reply(profile, max_tokens)
     if profile.latest_only:
         computed, resident, total = turns * first, first + reply, turns * (first + reply)
     else:
@@ -72,8 +76,10 @@ def demand_of(profile: Profile, context: int, caches: bool = True) -> Demand:
         total = computed + turns * reply
         resident = (first + reply + total) / 2
     varied = profile.response.std / reply / sqrt(turns) if reply else 0.0
-    most = profile.turns.high if profile.turns.shape == "uniform" else turns
+    most = min(max_turns, profile.turns.high) if profile.turns.shape == "uniform" else turns
     longest = (most / turns) * (1 + 2 * profile.instance + 3 * varied)
+    if reply:
+        longest = min(longest, most * min(max_tokens, profile.response.high) / (turns * reply))
     waits = profile.reset_s.average + turns * profile.step_s.average
     return Demand(
         turns=turns,
@@ -84,6 +90,22 @@ def demand_of(profile: Profile, context: int, caches: bool = True) -> Demand:
         waits=waits,
         longest=max(1.0, longest),
     )
+
+
+def task_demand(simulation: Simulation, name: str) -> Demand:
+    """Of a task of a configuration."""
+    context, task = simulation.config.generation.max_model_len, simulation.config.tasks[name]
+    limits = {"max_turns": float(task.max_turns), "max_tokens": float(task.max_tokens)}
+    return demand_of(simulation.profiles[name], context, simulation.world.prefix_cache, **limits)
+
+
+def _reply(profile: Profile, most: float) -> float:
+    """Tokens of an answer, some instances asking for longer ones than others."""
+    response = profile.response
+    if response.shape == "lognormal" and response.mean:
+        varied = (1 + (response.std / response.mean) ** 2) * (1 + profile.instance**2) - 1
+        response = replace(response, std=response.mean * sqrt(varied))
+    return response.cut(most)
 
 
 def engine_seconds(speed: Roofline, demand: Demand, together: float) -> tuple[float, float]:
@@ -99,9 +121,7 @@ def engine_seconds(speed: Roofline, demand: Demand, together: float) -> tuple[fl
 def estimate(simulation: Simulation) -> Estimate:
     """The closed form for a configuration."""
     config = simulation.config
-    context = config.generation.max_model_len
-    caches = simulation.world.prefix_cache
-    demands = {name: demand_of(profile, context, caches) for name, profile in simulation.profiles.items()}
+    demands = {name: task_demand(simulation, name) for name in simulation.profiles}
     weights = {name: config.tasks[name].weight for name in demands}
     total = sum(weights.values())
     alive = min((1 + config.buffer.alpha) * simulation.batch, config.rollout.concurrency)

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from rollart.errors import ConfigError
 from rollart.pipeline.modes import MODES
 from rollart.planner.candidate import Candidate, Part, steps_between
-from rollart.planner.estimate import demand_of, engine_seconds, estimate
+from rollart.planner.estimate import engine_seconds, estimate, task_demand
 from rollart.planner.judge import Judged, Judges, margin
 from rollart.planner.shrink import divisor
 from rollart.simulate.build import speed_of
@@ -296,9 +296,7 @@ def _can_be(given: Simulation) -> bool:
 def _spent(given: Simulation, fleet: Sequence[Part], hardware: str, task: str) -> float:
     part = next(part for part in fleet if part.hardware == hardware)
     speed = speed_of(given, FleetConfig(hardware=hardware, gpus=part.gpus, tensor_parallel=part.tensor_parallel))
-    context = given.config.generation.max_model_len
-    demand = demand_of(given.profiles[task], context, given.world.prefix_cache)
-    return engine_seconds(speed, demand, 16.0)[0]
+    return engine_seconds(speed, task_demand(given, task), 16.0)[0]
 
 
 def _parts(given: Simulation, hardware: str, gpus: int) -> list[Part]:

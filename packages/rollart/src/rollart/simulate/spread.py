@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import exp, inf, log, sqrt
 from random import Random
+from statistics import NormalDist
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 Amount = Annotated[float, Meta(ge=0, le=1e12)]
 Sampler = Callable[[Random], float]
+_NORMAL = NormalDist()
 
 
 class Spread(Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,6 +42,23 @@ class Spread(Struct, frozen=True, forbid_unknown_fields=True):
     def average(self) -> float:
         """The mean before clipping."""
         return (self.low + self.high) / 2 if self.shape == "uniform" else self.mean
+
+    def cut(self, most: float = inf) -> float:
+        """The mean where nothing is above `most` nor `high`."""
+        most = min(most, self.high)
+        if self.shape == "uniform":
+            low, high = self.low, self.high
+            return min(most, low) if most <= low else (most * (high - most / 2) - low * low / 2) / (high - low)
+        if not self.std or not self.mean or most == inf:
+            return min(most, self.mean)
+        if self.shape == "normal":
+            z = (most - self.mean) / self.std
+            return max(0.0, most - self.std * (z * _NORMAL.cdf(z) + _NORMAL.pdf(z)))
+        if not most:
+            return 0.0
+        sigma = sqrt(log(1 + (self.std / self.mean) ** 2))
+        z = log(most / self.mean) / sigma
+        return self.mean * _NORMAL.cdf(z - sigma / 2) + most * (1 - _NORMAL.cdf(z + sigma / 2))
 
     def sampler(self) -> Sampler:
         """A function that draws from it."""
