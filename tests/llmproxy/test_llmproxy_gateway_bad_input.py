@@ -69,7 +69,19 @@ async def test_the_limit_is_told() -> None:
         assert "50" in reply.error["limit"] and "40 tokens" in reply.error["message"]
 
 
-@pytest.mark.parametrize("body", [b'{"prompt": ""}', b'{"prompt": [1, 2], "max_tokens": 50}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": ""}',
+        b'{"prompt": [1, 2], "max_tokens": 50}',
+        b"[1, 2]",
+        b'{"prompt": 5}',
+        b'{"prompt": ["a", "b"]}',
+        b'{"prompt": "a", "max_tokens": "many"}',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": ' + b"[" * 5_000,
+    ],
+)
 async def test_with_a_trajectory_in_the_header_the_engine_refuses_and_its_answer_passes(body: bytes) -> None:
     async with serving(StandIn(context_limit=50)) as at:
         for _ in range(20):

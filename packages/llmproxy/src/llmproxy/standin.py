@@ -133,8 +133,8 @@ class StandIn:
     ) -> bool:
         """Write an answer; False when the connection is to end after it."""
         try:
-            asked = msgspec.json.decode(body) if body else {}
-        except msgspec.DecodeError as error:
+            asked = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
+        except (msgspec.DecodeError, RecursionError) as error:
             send(writer, {"error": {"message": str(error), "type": "BadRequestError", "code": 400}}, 400)
             return True
         match method, path:
@@ -168,9 +168,9 @@ class StandIn:
     async def _generate(
         self, path: str, headers: dict[str, str], asked: dict[str, Any], writer: asyncio.StreamWriter
     ) -> None:
-        shape = _SHAPES[path](asked)
-        if shape.problem or len(shape.prompt) + shape.budget > self.context_limit:
-            message = shape.problem or f"context is {self.context_limit} tokens long"
+        shape = _read(path, asked)
+        if isinstance(shape, str) or len(shape.prompt) + shape.budget > self.context_limit:
+            message = shape if isinstance(shape, str) else f"context is {self.context_limit} tokens long"
             send(
                 writer,
                 {"error": {"message": message, "type": "BadRequestError", "param": "prompt", "code": 400}},
@@ -329,6 +329,17 @@ _SHAPES: dict[str, type[_Tokens]] = {
     "/v1/completions": _Completion,
     "/v1/chat/completions": _Chat,
 }
+
+
+def _read(path: str, asked: dict[str, Any]) -> _Tokens | str:
+    """What is asked for, or what is wrong with it."""
+    try:
+        shape = _SHAPES[path](asked)
+        if not all(type(number) is int for number in (*shape.prompt, shape.budget)):
+            return "the prompt is no text nor token ids, or max_tokens no number"
+    except (AttributeError, KeyError, TypeError) as error:
+        return f"the request cannot be read: {error!r}"
+    return shape.problem or shape
 
 
 def usage(generation: Generation) -> dict[str, int]:
