@@ -233,7 +233,7 @@ def _check_reachable(master: str) -> None:
     """The library itself would try for a minute and a half before it gives up."""
     host, _, port = master.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
         raise StoreUnavailable(f"no Mooncake master answers at {master} ({error}): start mooncake_master") from error
 
