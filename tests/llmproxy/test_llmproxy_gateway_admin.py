@@ -11,6 +11,7 @@ from tests.llmproxy.gateways import QUICK, Connection, ask, serving, until
 
 from llmproxy import Ack
 from llmproxy.gateway import GatewayConfig
+from llmproxy.http_worker import HTTPWorker
 from llmproxy.standin import StandIn
 
 LONG = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 10_000, "ignore_eos": True, "logprobs": 0}}
@@ -198,12 +199,17 @@ async def test_a_worker_that_may_not_join_is_watched_by_nobody() -> None:
 
     async with serving(StandIn()) as at:
         url = at.gateway.worker(at.proxy.workers()[0]).pool.url
-        at.gateway.joining.add("late")
+        at.gateway.expect(HTTPWorker("http://127.0.0.1:1", id="late"))
         for _ in range(3):
             for id in ("w0", "late"):
                 reply = await ask(at.port, "POST", "/admin/workers", {"url": url, "id": id})
                 assert reply.status == 400 and "taken" in reply.error["message"]
         assert watching() == 1
+        assert (await ask(at.port, "GET", "/workers")).json()["joining"] == ["late"]
+        assert (await ask(at.port, "DELETE", "/admin/workers/late")).json() == {"removed": "late"}
+        assert (await ask(at.port, "GET", "/workers")).json()["joining"] == []
+        assert (await ask(at.port, "POST", "/admin/workers", {"url": url, "id": "late"})).status == 200
+        await at.gateway.worker(at.proxy.workers()[1]).close()
 
 
 async def test_an_interrupt_waits_no_longer_than_for_a_sign_of_life() -> None:

@@ -256,6 +256,9 @@ class API:
 
     async def _remove(self, request: Request, id: str) -> Response:
         """Nothing new goes there; what runs there ends there, or moves where it is paused."""
+        if (waiting := self._gateway.joining.pop(id, None)) is not None:
+            waiting.cancel()
+            return json_response({"removed": id})
         slot = next((slot for slot in self._gateway.proxy.workers() if slot.id == id), None)
         if slot is None:
             raise Refusal(404, "NotFound", f"no worker {id!r}", "id", "one of GET /workers")

@@ -66,8 +66,8 @@ class Gateway:
         self.recorder = Recorder(config) if config.record else None
         self.buffered = 0
         """Bytes of request bodies that are held."""
-        self.joining: set[str] = set()
-        """Workers that have not answered yet."""
+        self.joining: dict[str, asyncio.Task[None]] = {}
+        """Workers that have not answered yet, and what waits for them."""
         self.draining = False
         self.clock = 0.0
         self.exchanges: dict[str, Exchange] = {}
@@ -281,8 +281,7 @@ class Gateway:
         """Take a worker into the fleet once it answers, however long that takes."""
         if worker.id in self.joining:
             raise ValueError(f"worker id {worker.id!r} is given twice; give id=NAME")
-        self.joining.add(worker.id)
-        task = self._loop.create_task(self._join(worker))
+        task = self.joining[worker.id] = self._loop.create_task(self._join(worker))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -298,7 +297,7 @@ class Gateway:
                     _log.warning("waiting for worker %s: %s", worker.id, error)
             await asyncio.sleep(delay)
             delay = min(2 * delay, _JOIN_LONGEST)
-        self.joining.discard(worker.id)
+        del self.joining[worker.id]
         self._take(worker)
 
     def _take(self, worker: HTTPWorker) -> None:
