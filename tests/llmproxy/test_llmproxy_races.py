@@ -236,6 +236,22 @@ async def test_a_closed_proxy_mends_nobody() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_an_acknowledgement_proves_nothing_of_a_worker_that_came_in_place_of_another() -> None:
+    proxy = LLMProxy([worker("a"), worker("b")])
+    await proxy.suspend()
+    update = asyncio.create_task(proxy.update(1))
+    await asyncio.sleep(0.5)
+    proxy.remove_worker("b")
+    other = worker("b", update_time=5.0)
+    proxy.add_worker(other)
+    assert [ack.error for ack in await update] == ["", ""]
+    assert serving(proxy) == ["a"]
+    await proxy.resume()
+    await asyncio.sleep(10)
+    assert serving(proxy) == ["a", "b"] and other.version == 1
+    await proxy.close()
+
+
 # Workers that are silent.
 
 

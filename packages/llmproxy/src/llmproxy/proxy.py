@@ -122,8 +122,10 @@ class LLMProxy:
             if not self._gate.suspended:
                 raise WrongState("update needs a suspended proxy; call suspend first")
             self._gate.refuse()  # until all have answered, nobody knows who holds what
-            acks = await asyncio.gather(*(self._update(slot, version) for slot in self._slots()))
-        self.accept(version, acks)
+            slots = list(self._slots())
+            acks = await asyncio.gather(*(self._update(slot, version) for slot in slots))
+        gone = {slot.id for slot in slots if self._find(slot.id) is not slot}  # another may have come under its name
+        self.accept(version, [ack for ack in acks if ack.worker not in gone])
         return acks
 
     def accept(self, version: int, acks: Sequence[Ack]) -> None:
