@@ -6,9 +6,9 @@ import sys
 from typing import Any
 
 import pytest
-from tests.envmanager.fakes import FakePolicy, World
+from tests.envmanager.fakes import FakeBuffer, FakePolicy, World
 
-from envmanager import Budgets, Limits, MissingExtra, Starved, collect
+from envmanager import Budgets, Limits, MissingExtra, RolloutScheduler, Starved, collect
 from envmanager.backends import HTTPBackend, SubprocessBackend
 from envmanager.backends.server import EnvServer
 from envmanager.chat import ChatPolicy
@@ -46,6 +46,8 @@ def test_seconds_are_positive_numbers(value: Any) -> None:
             Limits(**{name: value})
     with pytest.raises(ValueError, match="timeout is"):
         URLReward("http://host", timeout=value)
+    with pytest.raises(ValueError, match="stall_after is"):
+        RolloutScheduler(World(), FakePolicy(), FakeBuffer([]), stall_after=value)
     with pytest.raises(ValueError, match="idle_s is"):
         EnvServer(World(), idle_s=value)
 

@@ -3,6 +3,8 @@
 import io
 import itertools
 import random
+import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -156,6 +158,23 @@ def test_a_missing_extra_is_named(monkeypatch):
 def test_partial_of_a_blocking_factory_blocks():
     assert not blocks(nonblocking(lambda key: Good(key)))
     assert blocks(named("builtins:dict?a=1"))
+
+
+@pytest.mark.real
+def test_an_interrupt_ends_play_by_hand():
+    run = "import sys; from envmanager.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", run, "play", "shop:shoes", "--policy", "human"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as playing:
+        assert playing.stdout is not None and playing.stderr is not None
+        try:
+            while "Customer:" not in playing.stdout.readline():
+                pass
+            playing.send_signal(signal.SIGINT)
+            assert playing.wait(20) == 130  # while its input is still open
+            assert playing.stderr.read() == ""
+        finally:
+            playing.kill()
 
 
 def test_command_line(capsys, monkeypatch):

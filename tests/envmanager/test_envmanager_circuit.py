@@ -130,6 +130,34 @@ def test_rewards_that_do_not_come_stop_the_rollout_before_they_burn_its_tasks():
     virtual(scenario())
 
 
+def test_a_probe_that_gets_through_lets_others_start_before_it_is_scored():
+    async def reward(trajectory: Trajectory) -> float:
+        await asyncio.sleep(500.0)
+        return 1.0
+
+    async def scenario() -> None:
+        world, buffer = Outage(0.4), FakeBuffer([f"k{n}" for n in range(4)])
+        limits = Limits(reset_retries=0)
+        options: dict[str, Any] = {"concurrency": 2, "closed": (BufferClosed,), "reward": reward, "limits": limits}
+        await RolloutScheduler(world, FakePolicy(), buffer, circuit=Circuit(threshold=1), **options).run()
+        assert [ticket.fate for ticket in buffer.tickets] == ["failed", "failed", "finished", "finished"]
+        assert world.tried[-1] < 20.0
+
+    virtual(scenario())
+
+
+def test_a_success_of_one_that_ran_already_ends_the_pause():
+    async def scenario() -> None:
+        world = World({"bad": {"reset": ConnectionError("x")}, "slow": {"turns": 5}})
+        buffer, circuit = FakeBuffer(["slow", "bad", "k"]), Circuit(threshold=1, first=60.0)
+        options: dict[str, Any] = {"concurrency": 2, "closed": (BufferClosed,), "limits": Limits(reset_retries=0)}
+        await RolloutScheduler(world, FakePolicy(), buffer, circuit=circuit, **options).run()
+        assert [ticket.fate for ticket in buffer.tickets] == ["finished", "failed", "finished"]
+        assert asyncio.get_running_loop().time() == 16.0  # the slow one's five turns, then three
+
+    virtual(scenario())
+
+
 def test_broken_environments_do_not_open_the_circuit():
     async def scenario() -> None:
         world, buffer = World(reset=ValueError("x")), FakeBuffer([f"k{n}" for n in range(50)])

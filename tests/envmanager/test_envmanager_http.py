@@ -97,10 +97,15 @@ async def test_a_repeated_step_is_not_taken_twice():
 
 
 async def test_a_slow_call_is_asked_for_again_and_taken_once():
-    world = quick(step=0.5, turns=1)
-    async with serving(world) as (_, url), HTTPBackend(url, poll_s=0.1, first_wait=0.01) as backend:
+    world = quick(reset=0.5, step=0.5, turns=1)
+    async with serving(world) as (_, url), HTTPBackend(url, poll_s=0.1, retries=1, first_wait=0.01) as backend:
         assert (await EnvManager(backend, POLICY).run("k", 0)).reward == 1.0
-        assert world.made[0].steps == 1 and backend.stats().retries >= 2
+        assert world.made[0].steps == 1 and backend.stats().answered >= 10
+
+
+async def test_a_caller_that_does_not_say_how_long_it_waits_is_told_when_it_is_done():
+    async with serving(quick(reset=0.3)) as (_, url):
+        assert (await ask(url, "a", 1, "reset", ["k", 0]))[1].value[1] == "seed 0"
 
 
 async def test_a_late_reset_makes_nothing():
@@ -141,10 +146,27 @@ async def test_an_abandoned_environment_is_closed():
 
 async def test_a_full_server_is_waited_for():
     world = quick(turns=2)
-    async with serving(world, capacity=2) as (_, url), HTTPBackend(url, first_wait=0.01, retries=20) as backend:
+    async with serving(world, capacity=2) as (_, url), HTTPBackend(url, poll_s=0.1, retries=0) as backend:
         buffer = FakeBuffer(["k"] * 12)
-        await RolloutScheduler(backend, POLICY, buffer, concurrency=4, closed=(BufferClosed,)).run()
+        options: dict[str, Any] = {"limits": Limits(reset_retries=0), "closed": (BufferClosed,)}
+        await RolloutScheduler(backend, POLICY, buffer, concurrency=4, **options).run()
         assert [ticket.fate for ticket in buffer.tickets] == ["finished"] * 12 and world.most == 2
+        assert (await ask(url, "a", 1, "reset", ["k", 0]))[0] == (await ask(url, "b", 1, "reset", ["k", 0]))[0] == 200
+        assert (await ask(url, "c", 1, "reset", ["k", 0]))[0] == 503  # this caller does not say how long it waits
+
+
+async def test_a_server_that_ends_lets_nobody_wait_for_room():
+    world = quick()
+    async with serving(world, capacity=1) as (server, url):
+        backend = HTTPBackend(url, retries=0)
+        await backend("a").reset(seed=0)
+        waiting = asyncio.ensure_future(backend("b").reset(seed=0))
+        while not server._one_closed._waiters:  # noqa: ASYNC110 - until it waits there
+            await asyncio.sleep(0.01)
+    with pytest.raises(InfrastructureError):
+        await waiting
+    await backend.close()
+    assert len(world.made) == 1
 
 
 async def test_a_dead_server_is_infrastructure():

@@ -143,6 +143,8 @@ def test_an_action_that_contradicts_itself_is_the_policys_fault():
     for action, said in [
         ("left", "returned str 'left'"),
         (Action(text="x", token_ids=[1], logprobs=[0.0] * 2), "1 tok"),
+        (Action(text="\udc80"), "lone surrogates"),
+        (Action(text=None), "text is NoneType None"),  # type: ignore[arg-type]
     ]:
         with pytest.raises(PolicyError, match=said):
             play(World(), Wrong(fault=action))

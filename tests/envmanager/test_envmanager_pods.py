@@ -1,5 +1,6 @@
 """What a pod's status means, and what a view of pods makes of events and listings."""
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -10,9 +11,11 @@ from tests.envmanager.fakes import virtual
 
 pytest.importorskip("kubernetes", reason="the extra `kubernetes` is not installed")
 
-from envmanager import Evicted, ImagePullFailed, NodeLost, PodDied, PodLost
-from envmanager.backends.cluster import Object
+from envmanager import ClusterError, Evicted, ImagePullFailed, NodeLost, PodDied, PodLost
+from envmanager.backends.cluster import Listing, Meta, Object
 from envmanager.backends.pods import Pod, Pods, loss_of, waits_for
+from envmanager.backends.podspec import Owner
+from envmanager.backends.prefetch import _awaited
 
 
 def seen(name: str = "p", deleted: bool = False, **status: Any) -> Object:
@@ -106,6 +109,27 @@ def test_a_listing_tells_what_the_watch_missed():
         assert not new.lost.done() and len(pods) == 2
 
     virtual(scenario())
+
+
+def test_prefetching_goes_on_when_a_watch_breaks():
+    class Breaking:
+        """Its first two watches break; the next sees the set complete."""
+
+        watches = 0
+
+        async def list(self, kind: str, selector: str) -> Listing:
+            return Listing(Meta(resource_version="1"))
+
+        async def watch(self, kind: str, selector: str, since: str, apply: Any) -> str:
+            self.watches += 1
+            if self.watches <= 2:
+                raise ClusterError("the watch broke")
+            apply("MODIFIED", seen("set", desiredNumberScheduled=3, numberReady=3))
+            await asyncio.sleep(1e6)
+            return since
+
+    cluster: Any = Breaking()
+    assert virtual(_awaited(cluster, Owner.new("me"), "set")) == 3
 
 
 events = st.lists(

@@ -140,6 +140,21 @@ async def test_concurrency_is_bounded():
         assert most == 3
 
 
+async def test_concurrency_is_reached():
+    inside, all_in = 0, asyncio.Event()
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal inside
+        inside += 1
+        if inside == 150:
+            all_in.set()
+        await all_in.wait()
+        return web.json_response({"reward": 1.0})
+
+    async with served(handler) as url, client(url, concurrency=150, timeout=10.0, retries=0) as reward:
+        assert await asyncio.gather(*(reward(trajectory()) for _ in range(150))) == [1.0] * 150
+
+
 async def test_a_cancelled_trajectory_ends_its_call():
     entered, ended = asyncio.Event(), asyncio.Event()
 

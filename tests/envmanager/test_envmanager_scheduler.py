@@ -205,6 +205,24 @@ def test_an_error_of_the_groups_is_raised_as_it_is():
     virtual(scenario())
 
 
+@pytest.mark.parametrize("kind", ["reset", "generate", "step", "reward"])
+def test_an_observer_that_raises_ends_the_rollout_and_leaves_nothing(kind):
+    async def reward(trajectory: Trajectory) -> float:
+        return 1.0
+
+    def observer(seen: str, *span: Any) -> None:
+        if seen == kind:
+            raise OSError("the trace's disk is full")
+
+    async def scenario() -> None:
+        world, buffer = World(), FakeBuffer(["a", "b", "c"], ends=False)
+        with pytest.raises((OSError, ExceptionGroup)):
+            await scheduler(world, buffer, reward=reward, observer=observer, concurrency=2).run()
+        assert all(ticket.fate == "cancelled" for ticket in buffer.tickets) and not world.alive
+
+    virtual(scenario())
+
+
 def test_a_failure_travels_and_holds_no_episode():
     async def scenario() -> None:
         buffer = FakeBuffer(["k"])

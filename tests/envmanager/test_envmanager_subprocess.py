@@ -133,6 +133,29 @@ async def test_printing_without_end():
         assert (await EnvManager(backend, Says(), limits=LIMITS).run("prints", 0)).reward == 1.0
 
 
+async def test_a_process_that_died_idle_is_not_used_again():
+    limits = Limits(reset_retries=0)
+    async with SubprocessBackend(f"{HOME}:Fine") as backend:
+        pid = pid_of(await EnvManager(backend, Says(), limits=limits).run("k", 0))
+        (idle,) = backend._pool._idle
+        os.kill(pid, signal.SIGKILL)
+        while not idle.ended:  # noqa: ASYNC110 - nobody reads from it, so nothing tells
+            await asyncio.sleep(0.01)
+        assert pid_of(await EnvManager(backend, Says(), limits=limits).run("k", 0)) != pid
+        assert (backend.stats().ended, backend.stats().reused) == (1, 0)
+
+
+async def test_a_start_that_is_given_up_during_the_import_kills_nobody_else(monkeypatch):
+    killed: list[Any] = []
+    monkeypatch.setattr("envmanager.backends.process.REAP_S", 0.05)
+    monkeypatch.setattr(os, "killpg", lambda *call: killed.append(call))  # group 0 would be our own
+    async with asyncio.timeout(20), SubprocessBackend("tests.envmanager.endless:Env") as backend:
+        with pytest.raises(DeadlineExceeded):
+            await EnvManager(backend, Says(), limits=Limits(reset_timeout=0.2, reset_retries=0)).run("k", 0)
+        assert backend.stats().started == backend.stats().ended == 1
+    assert killed == []
+
+
 async def test_a_worker_that_talks_nonsense_is_ended():
     async with SubprocessBackend("envmanager.nothing:here") as backend:
         with pytest.raises(DataError, match="cannot be imported"):

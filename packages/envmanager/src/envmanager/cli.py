@@ -130,7 +130,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"envmanager: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130
+        sys.stdout.flush()
+        os._exit(130)  # a thread may be reading the keyboard still: Python cannot end in order beside it
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def _unboxed(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
-def _encodable(text: str) -> bool:
+def encodable(text: str) -> bool:
     """Lone surrogates are legal in a str but in no file."""
     return text.isascii() or text.encode(errors="replace").decode() == text
 
@@ -38,7 +38,7 @@ def _encodable(text: str) -> bool:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise DataError(f"observation is {shown(value)}; return it as str (decode bytes, describe arrays in words)")
-    if not _encodable(value):
+    if not encodable(value):
         raise DataError(f"observation {shown(value)} has lone surrogates; decode with errors='replace'")
     return str(value)
 
@@ -86,13 +86,13 @@ def _tuple(what: str, value: Any, names: str) -> tuple[Any, ...]:
 
 def check_key(value: Any) -> None:
     """Refuse what cannot name a task instance everywhere: in logs, in messages to processes and servers."""
-    if not isinstance(value, str) or not _encodable(value):
+    if not isinstance(value, str) or not encodable(value):
         raise DataError(f"the key is {shown(value)}; name task instances by str, without lone surrogates")
 
 
 def check_task(value: Any) -> str:
     """The name by which an environment's generation is routed, checked."""
-    if not isinstance(value, str) or not _encodable(value):
+    if not isinstance(value, str) or not encodable(value):
         raise DataError(f"task is {shown(value)}; name it by str, without lone surrogates")
     return str(value)
 
@@ -124,7 +124,7 @@ def _plain(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str(value) if _encodable(value) else _DROP
+        return str(value) if encodable(value) else _DROP
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**63 else _DROP
     if isinstance(value, float):
@@ -149,5 +149,5 @@ def _written(value: Any, depth: int) -> Any:
 
 def plain(info: Mapping[str, Any], depth: int = MAX_DEPTH) -> dict[str, Any]:
     """The entries of an info that can be written down: numbers, text, and short containers of them."""
-    kept = ((key, _written(value, depth)) for key, value in info.items() if isinstance(key, str) and _encodable(key))
+    kept = ((key, _written(value, depth)) for key, value in info.items() if isinstance(key, str) and encodable(key))
     return {key: value for key, value in kept if value is not _DROP}

@@ -15,7 +15,7 @@ import uuid
 from typing import Any
 
 from envmanager.barrier import Barrier
-from envmanager.contract import plain, shown
+from envmanager.contract import encodable, plain, shown
 from envmanager.deadline import within
 from envmanager.errors import Busy, DataError, PolicyError, RolloutError
 from envmanager.faults import foreign, told
@@ -168,6 +168,8 @@ class EnvManager:
                 )
         elif not isinstance(action, Action):
             raise PolicyError(f"the policy returned {shown(action)}; return an Action, or None to stop")
+        elif not isinstance(action.text, str) or not encodable(action.text):
+            raise PolicyError(f"the action's text is {shown(action.text)}; return a str without lone surrogates")
         elif len(action.logprobs) not in (0, len(action.token_ids)):
             counts = f"{len(action.token_ids)} token_ids and {len(action.logprobs)} logprobs"
             raise PolicyError(f"the action has {counts}; give one for each token, or none")

@@ -1,10 +1,10 @@
 """Policies without a model: to try an environment by chance or by hand."""
 
-import asyncio
 import random
 from collections.abc import Callable
 
 from envmanager.errors import DataError, PolicyError
+from envmanager.threads import EnvThread
 from envmanager.values import Action, Episode
 
 
@@ -35,15 +35,23 @@ class RandomPolicy:
 
 
 class HumanPolicy:
-    """Shows the observation and asks; the end of input ends the episode, or is an error where none has begun."""
+    """Asks; the end of input ends the episode, or is an error where none has begun. It asks in a daemon's thread: one
+    that is still asked keeps nobody from leaving.
+    """
 
     def __init__(self, ask: Callable[[str], str] = input) -> None:
         self._ask = ask
 
     async def act(self, episode: Episode) -> Action | None:
+        thread = EnvThread("keyboard", set())
         try:
-            return Action(text=await asyncio.to_thread(self._ask, "> "))
-        except EOFError:
-            if not episode.turns:
-                raise PolicyError("the input ended before the first action") from None
+            text, error = await thread.call(lambda: self._ask("> "))
+        finally:
+            thread.stop()
+        if isinstance(error, EOFError) and episode.turns:
             return None
+        if isinstance(error, EOFError):
+            raise PolicyError("the input ended before the first action")
+        if error is not None:
+            raise error
+        return Action(text=text)

@@ -111,7 +111,11 @@ class Posts:
         import aiohttp
 
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout))
+            # A bound of the connector's own would let calls run out of time before they are on the wire.
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=aiohttp.ClientTimeout(total=self._timeout)
+            )
         began = asyncio.get_running_loop().time()
         try:
             async with self._session.post(url, data=body, headers=headers) as response:

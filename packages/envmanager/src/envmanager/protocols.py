@@ -86,6 +86,8 @@ SpanKind = Literal["reset", "generate", "step", "reward"]
 
 
 class Observer(Protocol):
-    """Receives what each trajectory did and when, to draw a trace. Called on the loop: it must not block."""
+    """Receives what each trajectory did and when, to draw a trace. Called on the loop: it must not block, and what
+    it raises ends the rollout.
+    """
 
     def __call__(self, kind: SpanKind, id: str, start: float, end: float) -> None: ...

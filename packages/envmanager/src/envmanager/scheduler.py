@@ -24,7 +24,7 @@ import msgspec
 
 from envmanager.backoff import backoff
 from envmanager.barrier import Barrier
-from envmanager.checks import check_callable, check_count
+from envmanager.checks import check_callable, check_count, check_seconds
 from envmanager.circuit import Circuit
 from envmanager.contract import check_score, shown
 from envmanager.deadline import within
@@ -125,6 +125,7 @@ class RolloutScheduler:
     ) -> None:
         check_count("concurrency", concurrency, 1)
         check_count("scoring", scoring, 1)
+        check_seconds("stall_after", stall_after)
         check_callable("make_env", make_env, "a function of a key that makes its environment (see naming.named)")
         check_callable("policy.act", getattr(policy, "act", None), "a policy with `async act(episode)`")
         if reward is not None:
@@ -207,18 +208,17 @@ class RolloutScheduler:
                 raise
 
     async def _admitted(self, circuit: Circuit) -> None:
-        """Waits while the circuit is open: for its time, or for the end of its probe."""
+        """Waits while the circuit is open: for its time, or until an episode's end closes it."""
         loop = asyncio.get_running_loop()
         while (delay := circuit.admit(loop.time())) != 0.0:
             if circuit.state == "broken":
                 what = "no reward comes" if circuit is self._scores else "no episode gets through"
                 tries = f"{circuit.limit} pauses did not help"
                 raise BackendDown(f"{what}, and {tries}; the last failure: {self._last_error}")
-            if delay is not None:
-                await asyncio.sleep(delay)
-                continue
             self._something_ended.clear()
-            await self._something_ended.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._something_ended.wait()
 
     def _circuit_of(self, key: str) -> Circuit:
         if self._backend_of is None:
@@ -264,6 +264,7 @@ class RolloutScheduler:
             finally:
                 self._leave(run)
             run.circuit.succeeded()
+            self._something_ended.set()  # scoring may take long, and others may start meanwhile
             if self._reward is not None:
                 trajectory = await self._score(run, trajectory, self._reward)
                 self._scores.succeeded()

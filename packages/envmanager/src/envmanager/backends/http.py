@@ -14,16 +14,23 @@ from typing import Any
 
 import msgspec
 
-from envmanager.backends.wire import Ask, Call, Told, opened
+from envmanager.backends.wire import PENDING, Ask, Call, Told, opened
 from envmanager.checks import check_url
 from envmanager.errors import InfrastructureError
 from envmanager.posting import Caller, Posts
 
 
+def headers_of(token: str, poll_s: float) -> dict[str, str]:
+    """What each call says: whose it is, and how long it waits for a server that is not done."""
+    authorization = {"Authorization": f"Bearer {token}"} if token else {}
+    return {"Content-Type": "application/msgpack", "Prefer": f"wait={poll_s / 2:g}"} | authorization
+
+
 class HTTPBackend(Caller):
     """A factory of environments at a server's URL. Needs the extra `http`. Use it as an async context, or close it.
 
-    A call that takes longer than `poll_s` is asked for again; the environment does not notice.
+    A call that takes long is asked for again and again, as long as its deadline allows; the environment does not
+    notice. So is a reset while the server is full. A server that is silent for `poll_s` has `retries` further tries.
     """
 
     blocking = False
@@ -40,14 +47,13 @@ class HTTPBackend(Caller):
         first_wait: float = 0.5,
     ) -> None:
         check_url(url)
-        authorization = {"Authorization": f"Bearer {token}"} if token else {}
         posts = Posts(
             url.rstrip("/"),
             InfrastructureError,
             timeout=poll_s,
             retries=retries,
             concurrency=concurrency,
-            headers={"Content-Type": "application/msgpack"} | authorization | dict(headers or {}),
+            headers=headers_of(token, poll_s) | dict(headers or {}),
             first_wait=first_wait,
         )
         super().__init__(posts)
@@ -80,9 +86,13 @@ class HTTPEnv:
     async def _call(self, call: Call, argument: Any) -> Any:
         self._number += 1
         body = msgspec.msgpack.encode(Ask(self._number, call, argument))
+        while (told := await self._told(body)).kind == PENDING:
+            pass
+        return opened(told)
+
+    async def _told(self, body: bytes) -> Told:
         answer = await self._posts.send(body, self._path)
         try:
-            told = msgspec.msgpack.decode(answer, type=Told)
+            return msgspec.msgpack.decode(answer, type=Told)
         except msgspec.MsgspecError as error:
             raise InfrastructureError(f"{self._posts.url}{self._path} sent what is no reply ({error})") from error
-        return opened(told)

@@ -108,7 +108,10 @@ def keep(serve: Callable[[int], None], memory: int) -> NoReturn:
     """Starts a worker that answers with `serve`, and ends with it."""
     os.setsid()
     adopt_orphans()
-    os.write(LIFELINE, f"{os.getpid()}\n".encode())
+    try:
+        os.write(LIFELINE, f"{os.getpid()}\n".encode())
+    except BrokenPipeError:  # whoever asked for it has given up
+        os._exit(0)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)

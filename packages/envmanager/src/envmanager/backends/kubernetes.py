@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from typing import Any, Self
 
 from envmanager.backends.cluster import Cluster
-from envmanager.backends.http import HTTPEnv
+from envmanager.backends.http import HTTPEnv, headers_of
 from envmanager.backends.podpool import PodPool, PodStats
 from envmanager.backends.pods import Pod
 from envmanager.backends.podspec import Owner, PodTemplate
@@ -63,7 +63,7 @@ class KubernetesBackend:
             timeout=poll_s,
             retries=3,
             concurrency=1 << 16,  # one for each pod; the cluster is the bound
-            headers={"Content-Type": "application/msgpack", "Authorization": f"Bearer {token}"},
+            headers=headers_of(token, poll_s),
             first_wait=0.2,
         )
 

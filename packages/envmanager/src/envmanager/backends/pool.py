@@ -60,10 +60,13 @@ class ProcessPool:
         self._alive: set[Process] = set()
 
     async def take(self) -> Process:
-        """One that is idle, or a new one. It must be given back."""
-        if self._idle:
-            self.stats.reused += 1
-            return self._idle.pop()
+        """One that is idle and alive, or a new one. It must be given back."""
+        while self._idle:
+            process = self._idle.pop()
+            if not process.ended:
+                self.stats.reused += 1
+                return process
+            await self._end(process)
         async with self._starting:
             await self._forks.ready()
             process = Process()

@@ -6,6 +6,7 @@ Invariant: it returns only when every node that was found has the image
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,10 @@ from envmanager.backends.cluster import Cluster, Kind, Object
 from envmanager.backends.pods import loss_of
 from envmanager.backends.podspec import Owner, PodTemplate, prefetch
 from envmanager.deadline import within
-from envmanager.errors import Conflict, Expired, ImagePullFailed
+from envmanager.errors import ClusterError, Conflict, ImagePullFailed
+
+log = logging.getLogger(__name__)
+AGAIN_S = 1.0
 
 
 def _there(seen: Object) -> bool:
@@ -63,14 +67,15 @@ async def _awaited(cluster: Cluster, owner: Owner, name: str) -> int:
 
 
 async def _watched(cluster: Cluster, kind: Kind, selector: str, apply: Callable[[str, Object], None]) -> None:
-    """Lists and watches until cancelled; listed again when the watch expires."""
+    """Lists and watches until cancelled; listed again when the watch expires, or breaks."""
     while True:
+        listing = await cluster.list(kind, selector)
+        for seen in listing.items:
+            apply("MODIFIED", seen)
+        version = listing.metadata.resource_version
         try:
-            listing = await cluster.list(kind, selector)
-            for seen in listing.items:
-                apply("MODIFIED", seen)
-            version = listing.metadata.resource_version
             while True:
                 version = await cluster.watch(kind, selector, version, apply)
-        except Expired:
-            continue
+        except ClusterError as error:
+            log.info("watching the %s: %s", kind, error)
+            await asyncio.sleep(AGAIN_S)

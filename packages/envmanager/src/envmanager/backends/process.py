@@ -36,6 +36,11 @@ class Process:
         self._busy = False
         self.fit = False  # until it runs
 
+    @property
+    def ended(self) -> bool:
+        """Whether it ended by itself, as far as is known here."""
+        return self._replies.at_eof()
+
     async def start(self, fork: Callable[[list[int]], None]) -> None:
         """`fork` gets the far ends of its two sockets. Returns when the keeper runs; the first call waits for the
         worker.
@@ -84,15 +89,18 @@ class Process:
                 self._lifeline.write_eof()
 
     async def gone(self) -> None:
-        """Waits until everything has ended. A keeper that does not end is killed hard, with its group."""
+        """Waits until everything has ended. A keeper that does not end is killed hard, with its group; one that has
+        not begun yet ends as soon as it does, since its lifeline is broken.
+        """
         if self._lifeline is None:
             return
         try:
             async with asyncio.timeout(REAP_S):
                 await self._words.read()
         except TimeoutError:
-            os.killpg(self._pid, signal.SIGKILL)
-            await self._words.read()
+            if self._pid:  # 0 would mean our own group
+                os.killpg(self._pid, signal.SIGKILL)
+                await self._words.read()
         for writer in (self._lifeline, self._requests):
             if writer is not None:
                 writer.close()

@@ -10,7 +10,9 @@ Invariants:
 """
 
 import asyncio
+import contextlib
 import logging
+import re
 from collections import OrderedDict
 from hmac import compare_digest
 from typing import Any
@@ -18,7 +20,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from envmanager.backends.wire import Ask, Told
+from envmanager.backends.wire import PENDING, Ask, Told
 from envmanager.checks import check_count, check_seconds
 from envmanager.contract import plain
 from envmanager.deadline import within
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 # A late request is late by minutes; ids of so many closed environments cover hours.
 CLOSED_IDS = 100_000
 CLOSE_S = 10.0
+# How long a caller waits before it wants to hear that its call goes on; who does not say waits for the reply.
+PATIENCE = re.compile(r"wait=(\d+(?:\.\d+)?)")
 
 
 class _Served:
@@ -60,6 +64,7 @@ class EnvServer:
         self._envs: dict[str, _Served] = {}
         self._closed: OrderedDict[str, None] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
+        self._one_closed = asyncio.Event()
         self._decoder = msgspec.msgpack.Decoder(Ask)
 
     @property
@@ -92,26 +97,40 @@ class EnvServer:
             if (closing := self._close(id)) is not None:
                 await asyncio.wait([closing])
             return _reply(Told(ask.incarnation))
+        said = PATIENCE.fullmatch(request.headers.get("Prefer", ""))
+        patience = float(said[1]) if said else None
+        if ask.call == "reset" and patience is not None and id not in self._envs:
+            await self._room(patience)
         served = self._envs.get(id)
         if served is None:
-            refusal = self._refusal(id, ask)
+            refusal = self._refusal(id, ask, patience)
             if refusal is not None:
                 return refusal
             served = self._envs[id] = _Served(EnvHost(self._make_env, ask.argument[0], self._threads))
-        return await self._answered(id, served, ask)
+        return await self._answered(id, served, ask, patience)
 
-    def _refusal(self, id: str, ask: Ask) -> web.Response | None:
+    async def _room(self, seconds: float) -> None:
+        """Waits until another environment can be made, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while 0 < self._capacity <= self.alive:
+                    self._one_closed.clear()
+                    await self._one_closed.wait()
+
+    def _refusal(self, id: str, ask: Ask, patience: float | None) -> web.Response | None:
         """Why there is no environment under this id, and will be none."""
         if id in self._closed or ask.call != "reset":
             return web.Response(status=410, text="this environment is closed or was lost")
         if not _names_an_instance(ask.argument):
             return web.Response(status=400, text="reset takes [key, seed]")
+        if self.alive >= self._capacity and patience is not None:
+            return _reply(Told(ask.incarnation, kind=PENDING))
         if self.alive >= self._capacity:
             return web.Response(status=503, text=f"all {self._capacity} environments are taken")
         return None
 
-    async def _answered(self, id: str, served: _Served, ask: Ask) -> web.Response:
-        """Starts the call, or finds it again, and waits for its reply."""
+    async def _answered(self, id: str, served: _Served, ask: Ask, patience: float | None) -> web.Response:
+        """Starts the call, or finds it again, and waits for its reply, or for so long."""
         if ask.incarnation == served.number + 1 and (served.answering is None or served.answering.done()):
             served.number += 1
             served.answering = asyncio.create_task(_answer(served.host, ask))
@@ -119,7 +138,9 @@ class EnvServer:
             return web.Response(status=409, text=f"call {ask.incarnation} does not follow call {served.number}")
         self._rest(id, served)
         answering = served.answering
-        await asyncio.wait([answering])
+        await asyncio.wait([answering], timeout=patience)
+        if not answering.done():
+            return _reply(Told(ask.incarnation, kind=PENDING))
         if answering.cancelled():
             return web.Response(status=410, text="this environment was closed meanwhile")
         self._rest(id, served)
@@ -148,10 +169,16 @@ class EnvServer:
             return None
         closing = asyncio.create_task(_end(id, served))
         self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        closing.add_done_callback(self._is_closed)
         return closing
 
+    def _is_closed(self, closing: asyncio.Task[None]) -> None:
+        self._closing.discard(closing)
+        self._one_closed.set()
+
     async def _shut_down(self, app: web.Application) -> None:
+        self._capacity = 0  # whoever waits for room hears at once that there will be none
+        self._one_closed.set()
         for id in list(self._envs):
             self._close(id)
         await asyncio.gather(*self._closing)

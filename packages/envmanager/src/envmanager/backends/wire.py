@@ -47,6 +47,10 @@ class Ask(msgspec.Struct, array_like=True, frozen=True):
     argument: Any
 
 
+# In place of a failure's kind: the caller is to ask again, since the call goes on, or waits for room.
+PENDING = "pending"
+
+
 class Told(msgspec.Struct, array_like=True, frozen=True):
     """What the call gave, or its failure: the kind of a RolloutError and its message."""
 
