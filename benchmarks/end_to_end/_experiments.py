@@ -28,7 +28,9 @@ from _paper import (
     setup,
 )
 
+from rollart.planner.estimate import estimate
 from rollart.planner.search import Search
+from rollart.simulate.config import make_simulation
 
 Experiment = Callable[[bool], Iterator[Row]]
 MODES = ("sync", "sync_plus", "one_off", "areal", "rollart")
@@ -121,6 +123,28 @@ def main(model: str, quick: bool) -> Iterator[Row]:
             yield beside(
                 f"32B step time, {mode} over rollart", "x", runs[mode].step_s / runs["rollart"].step_s, ratio
             )
+
+
+def closed_form(quick: bool) -> Iterator[Row]:
+    """The planner's closed form beside the simulation of the main experiment. The lockstep of sync is not in it."""
+    for model, mode in (
+        ("8B", "sync_plus"),
+        ("8B", "one_off"),
+        ("8B", "areal"),
+        ("8B", "rollart"),
+        ("32B", "rollart"),
+    ):
+        if quick and model != "8B":
+            continue
+        tree = main_setup(model, mode, quick)
+        form, run = estimate(make_simulation(tree)).step, measure(tree)
+        yield beside(
+            f"{model} {mode}: closed form over simulated step time",
+            "ratio",
+            form / run.step_s,
+            None,
+            f"{form:.0f} s, {run.step_s:.0f} s",
+        )
 
 
 def scaling(quick: bool) -> Iterator[Row]:
@@ -297,6 +321,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "main_8B": partial(main, "8B"),
     "main_14B": partial(main, "14B"),
     "main_32B": partial(main, "32B"),
+    "closed_form": closed_form,
     "scaling": scaling,
     "affinity": affinity,
     "latency": latency,

@@ -38,7 +38,10 @@ def test_faults_count_nodes_so_the_fleet_stays_whole() -> None:
 
 
 def test_engines_stay_whole_and_as_many_ranks_push() -> None:
-    part = make_simulation(shrunk(changed(spare_groups=16), 8))
+    tree = changed(spare_groups=16)
+    tree["simulate"]["store"] = {"gibs": 400}
+    part = make_simulation(shrunk(tree, 8))
+    assert part.world.store.gibs == 50
     assert (part.config.buffer.batch_groups, part.config.buffer.spare_groups) == (32, 2)
     assert part.config.rollout.concurrency == 64
     assert part.gpus == {"H800": 312 + 63} and part.training.push_streams == 63
