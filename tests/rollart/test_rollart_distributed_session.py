@@ -179,3 +179,23 @@ async def test_a_failed_start_says_why_and_leaves_nothing() -> None:
     with pytest.raises(SessionFailed, match="object store"):
         await session.start()
     assert psutil.Process().children(recursive=True) == before
+
+
+@pytest.mark.parametrize("part", ["raylet", "gcs_server"])
+async def test_what_ray_cannot_do_without_is_named_when_it_dies(tmp_path: Path, part: str) -> None:
+    """Ray ends its driver too, but later and without a word."""
+    driver = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", DRIVER, str(tmp_path / "owned")),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert driver.stdout is not None
+    assert driver.stderr is not None
+    below = [psutil.Process(pid) for pid in json.loads(await driver.stdout.readline())]
+    (found,) = [process for process in below if process.name() == part]
+    found.kill()
+    async with asyncio.timeout(20):
+        assert f"Ray's {part} has ended" in (await driver.stderr.readline()).decode()
+        assert await driver.wait() == -signal.SIGKILL
+    assert await asyncio.to_thread(gone, below)

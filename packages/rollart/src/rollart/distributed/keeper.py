@@ -6,6 +6,8 @@ its children), and adopts orphans (PR_SET_CHILD_SUBREAPER), so that its descenda
 Invariants (tests/rollart/test_rollart_distributed_session.py):
 - when the driver closes its end, or dies in any way, every descendant is ended within seconds: first by SIGTERM, what
   is left after `PATIENCE` by SIGKILL (test_nothing_outlives_a_killed_driver, test_stop_leaves_nothing);
+- the same, driver included, where a process dies that Ray cannot do without, after a line that names it
+  (test_what_ray_cannot_do_without_is_named_when_it_dies);
 - the folders are removed after that: the session's own, and what else goes with the driver (same tests).
 
 Usage: keeper.py DRIVER_PID FOLDER[:FOLDER...] COMMAND...; prints `ready` when the command has ended well, `failed`
@@ -23,6 +25,7 @@ import time
 
 PATIENCE = 1.0
 PR_SET_CHILD_SUBREAPER = 36
+VITAL = ("raylet", "gcs_server")
 
 
 def descendants(root: int) -> list[int]:
@@ -39,12 +42,20 @@ def descendants(root: int) -> list[int]:
 
 def _parent(pid: str) -> int:
     """The parent of a process, or 0 when it has ended."""
+    fields = _stat(pid).rpartition(")")[2].split()
+    return 0 if not fields or fields[0] in "ZX" else int(fields[1])
+
+
+def _name(pid: int) -> str:
+    return _stat(pid).partition("(")[2].rpartition(")")[0]
+
+
+def _stat(pid: int | str) -> str:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
-            state, parent = stat.read().rpartition(")")[2].split()[:2]
+            return stat.read()
     except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return 0 if state in "ZX" else int(parent)
+        return ""
 
 
 def sweep(root: int) -> None:
@@ -89,9 +100,15 @@ def keep(driver: int, folder: str, command: list[str]) -> None:
     if ready == [started]:
         print("ready" if starter.wait() == 0 else "failed", flush=True)
         watched.unregister(started)
+        vital = {os.pidfd_open(pid): name for pid in descendants(os.getpid()) if (name := _name(pid)) in VITAL}
+        for process in vital:
+            watched.register(process, select.POLLIN)
         signal.signal(signal.SIGCHLD, reap)
         reap()
-        watched.poll()
+        ended = [vital[fd] for fd, _ in watched.poll() if fd in vital]
+        if ended:
+            print(f"Ray's {ended[0]} has ended, and so all that ran with it", file=sys.stderr, flush=True)
+            _kill(driver, signal.SIGKILL)  # as Ray would, at its next call or a minute later, and without a word
 
 
 def main() -> None:

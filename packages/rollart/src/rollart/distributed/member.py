@@ -28,8 +28,8 @@ from rollart.distributed.worker import Layout, Worker, WorkerInfo
 _CONCURRENCY = 1000
 # Ray's words for it; there is no field.
 _NODE_DIED = "node has died"
-# With which Ray begins to guess why, and to advise on its settings.
-_ADVICE = ("There are some potential root causes", "Some common causes include", "Refer to the documentation")
+# With which Ray begins to guess why, or to go into numbers.
+_ADVICE = ("There are some potential root causes", "Some common causes include", "OOM kill reason")
 
 
 class ActorOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -112,7 +112,6 @@ class RaySession:
             *(*head, str(folder), str(self._cpus), str(self._object_store_bytes)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
             env={**os.environ, **_SETTINGS, "RAY_AUTH_TOKEN": _token()},
             start_new_session=True,
         )
