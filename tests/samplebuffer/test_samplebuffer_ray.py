@@ -367,3 +367,12 @@ async def test_a_ticket_whose_answer_nobody_waits_for_is_not_kept(buf: RayBuffer
     assert (await buf.ledger()).buffered == 1 and not buf._tickets
     await buf.leave()
     assert not reasons
+
+
+async def test_more_than_a_thousand_clients_leave_room_for_calls() -> None:
+    buf = RayBuffer.create(range(10), batch_groups=1, group_size=1)
+    waiting = [buf.handle.events.remote(f"client {number}") for number in range(1100)]
+    async with asyncio.timeout(30):  # they wait longer
+        assert (await buf.next_ticket()).key == 0
+    assert len(waiting) == 1100
+    ray.kill(buf.handle)

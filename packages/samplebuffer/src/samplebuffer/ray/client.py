@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import msgspec
 import ray
-from ray.exceptions import ObjectLostError, RayActorError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 from samplebuffer.buffer import DEFAULT_CODEC
 from samplebuffer.errors import BufferLost, Closed, InvalidConfig, SampleBufferError
@@ -32,6 +32,7 @@ from samplebuffer.values import Batch, Group, Ledger, Reason
 
 PACK_BYTES = 2**25
 LINGER_S = 0.01  # long beside a call to the actor, short beside an episode
+CLIENTS = 100_000  # each has a call that waits in the actor; Ray's own limit is a thousand
 
 decode_batch = msgspec.msgpack.Decoder(Batch).decode
 
@@ -241,8 +242,11 @@ class RayBuffer:
                     raise lent
                 batch, lost = await _fetch(*lent)
                 mine = not lost and await _answer(self.handle.pin.remote(self._name, loan))
-            except BaseException:  # the batch is alive again, whatever it was
+            except asyncio.CancelledError:
                 self.handle.reclaim.remote(self._name, loan, [])
+                raise
+            except RayError:  # of a payload that is there and can not be read: it is not lost
+                await _answer(self.handle.reclaim.remote(self._name, loan, []))
                 raise
             if mine:
                 self.handle.confirm.remote(self._name, loan)
@@ -313,7 +317,8 @@ class RayBuffer:
 def _start(tasks: Any, lease: float, options: dict[str, Any], actor_options: dict[str, Any] | None) -> Any:
     if not 0 < lease < inf:
         raise InvalidConfig("lease", lease, "give a finite number of seconds above 0")
-    actor = ray.remote(BufferActor).options(**({"num_cpus": 0} | (actor_options or {})))
+    defaults = {"num_cpus": 0, "max_concurrency": CLIENTS}
+    actor = ray.remote(BufferActor).options(**(defaults | (actor_options or {})))
     return actor.remote(tasks, lease, options)
 
 
