@@ -29,33 +29,47 @@ checkpoint: {every: 100}
 """
 START_S = 400
 COMMAND = ("-m", "rollart.cli.main")
-# `rollart` whose engine is killed at one moment: as it is asked for its second version, or asked to prove it.
-KILLED_IN_UPDATE = """
-from rollart.distributed.ray_worker import RayWorker as Asked
-
-def unlucky(engine, version):
-    kill(engine, version)
-    return was(engine, version)
-
-was, Asked._update = Asked._update, unlucky
-"""
-KILLED_IN_PROBE = """
-from rollart.pipeline.probe import ParityProbe as Asked
-
-def unlucky(probe, version):
-    kill(probe._engines[0], version)
-    return was(probe, version)
-
-was, Asked.measure = Asked.measure, unlucky
-"""
-KILL = """
-import os, signal
+# `rollart` of which a process is killed at one moment: as a method is called for the second time.
+KILLED = """
+import os, signal, sys, psutil
+from {module} import {name} as Asked
 from rollart.cli.main import main
 
-def kill(engine, version):
-    if version == 2 and not engine._member.restarts:
-        os.kill(engine._member.pid, signal.SIGKILL)
+calls = 0
+
+def killed(member):
+    found = psutil.Process(member.pid)
+    if {core}:
+        found, = [child for child in found.children(recursive=True) if child.name().startswith("VLLM::Eng")]
+    os.kill(found.pid, signal.SIGKILL)
+
+def unlucky(asked, *arguments):
+    global calls
+    calls += 1
+    if calls == 2:
+        killed({member})
+    return was(asked, *arguments)
+
+was, Asked.{method} = Asked.{method}, unlucky
+sys.exit(main())
 """
+ENGINE = {"module": "rollart.distributed.ray_worker", "name": "RayWorker", "member": "asked._member", "core": False}
+PROBE = ENGINE | {"module": "rollart.pipeline.probe", "name": "ParityProbe", "member": "asked._engines[0]._member"}
+MOMENTS = {
+    "its update": ENGINE | {"method": "_update"},
+    "its update, the core alone": ENGINE | {"method": "_update", "core": True},
+    "its prefetch, the core alone": ENGINE | {"method": "prefetch", "core": True},
+    "its pause": ENGINE | {"method": "pause"},
+    "its resume, the core alone": ENGINE | {"method": "resume", "core": True},
+    "its probe": PROBE | {"method": "measure"},
+}
+SAVING = ENGINE | {
+    "module": "rollart.roles.train_client",
+    "name": "TrainClient",
+    "method": "save",
+    "member": "asked._cluster.members[0]",
+}
+ALWAYS = ("its update", "its update, the core alone")
 MARK = "ROLLART_TEST_RUN"
 
 
@@ -182,17 +196,11 @@ def test_interrupt_leaves_a_checkpoint_that_a_resume_goes_on_from(start) -> None
 
 
 @pytest.mark.parametrize(
-    "moment",
-    [
-        KILLED_IN_UPDATE,
-        pytest.param(KILLED_IN_PROBE, marks=pytest.mark.slow),
-        pytest.param("", marks=pytest.mark.slow),
-    ],
-    ids=["in its update", "in its probe", "at any moment"],
+    "moment", [pytest.param(moment, marks=() if moment in ALWAYS else pytest.mark.slow) for moment in (*MOMENTS, "")]
 )
 def test_a_killed_engine_is_replaced_and_the_run_goes_on(start, moment: str) -> None:
     """Both proxies lose it, and one load mends it for both; where it was the only one, they wait for it."""
-    command = ("-c", f"{KILL}{moment}main()") if moment else COMMAND
+    command = ("-c", KILLED.format(**MOMENTS[moment])) if moment else COMMAND
     driver = start("run.iterations=6", "generation.proxies=2", command=command)
     driver.wait_for(r"\[2/6\]")
     if not moment:
@@ -206,7 +214,24 @@ def test_a_killed_engine_is_replaced_and_the_run_goes_on(start, moment: str) -> 
         check_ledger(row)
         assert (row["staleness/max"] or 0) <= 1
     assert rows[-1]["ledger/delivered"] == 16 * 6
-    assert (rows[2]["parity/max_abs"] is None) == (moment == KILLED_IN_PROBE)
+    assert (rows[2]["parity/max_abs"] is None) == (moment == "its probe")
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_killed_as_it_saves_leaves_the_checkpoint_before(start) -> None:
+    words = ("run.iterations=6", "checkpoint.every=2")
+    first = start(*words, command=("-c", KILLED.format(**SAVING)))
+    assert first.ended(within=START_S) == 1
+    assert "the run failed: train-0" in first.text()
+    assert "to go on after iteration 2: rollart resume" in first.text()
+    assert first.nothing_left(), first.left()
+    second = start("--resume", *words)
+    assert second.ended(within=START_S) == 0, second.text()
+    rows = read_metrics(second.run)
+    assert [row["step"] for row in rows] == list(range(1, 7))
+    for row in rows:
+        check_ledger(row)
+    assert rows[-1]["ledger/delivered"] == 16 * 6
 
 
 def test_a_worker_that_is_dead_for_good_ends_the_run_with_its_name(start) -> None:
