@@ -118,6 +118,9 @@ def test_a_store_that_is_not_there_is_an_error_and_is_not_made(tmp_path, capsys)
     assert not (tmp_path / "none").exists()
     assert main(["stop", f"embedded:{tmp_path}/none"]) == 2
     assert main(["stop", "redis://127.0.0.1:1"]) == 2
+    (tmp_path / "folder").mkdir(mode=0o700)
+    assert main(["status", f"embedded:{tmp_path}/folder"]) == 2
+    assert "there is no store" in capsys.readouterr().err and not list((tmp_path / "folder").iterdir())
 
 
 async def test_a_port_that_cannot_be_had_is_told(place, busy, capsys):
@@ -130,7 +133,7 @@ async def test_a_port_that_cannot_be_had_is_told(place, busy, capsys):
     server.close()
 
 
-def test_stop_ends_a_persistent_server(tmp_path):
+def test_stop_ends_a_persistent_server(tmp_path, capsys):
     server = EmbeddedServer(tmp_path, persist=True)
 
     async def start() -> None:
@@ -141,6 +144,9 @@ def test_stop_ends_a_persistent_server(tmp_path):
     assert main(["status", f"embedded:{tmp_path}"]) == 0
     assert main(["stop", f"embedded:{tmp_path}"]) == 0
     assert not server.socket_path.exists()
+    assert main(["stop", f"embedded:{tmp_path}"]) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith(f"{tmp_path}: no server runs here; stopped already\n") and err == ""
 
 
 def test_a_note_does_not_change_the_table():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resmgr import Invalid, Pool, Request, ResourceManager, StoreUnavailable
+from resmgr import Closed, Invalid, Pool, Request, ResourceManager, StoreUnavailable
 from resmgr.embedded import LONGEST_SOCKET_PATH, EmbeddedServer
 from resmgr.process import identity, is_dead
 
@@ -98,6 +98,23 @@ async def test_a_killed_owner_takes_its_server_along(tmp_path):
     process = await asyncio.to_thread(start_owner, str(tmp_path))
     await end(process)
     await asyncio.wait_for(gone(EmbeddedServer(tmp_path)), 5)
+
+
+async def test_a_call_that_waits_for_the_store_ends_with_its_manager_and_starts_no_server(tmp_path):
+    rm = await ResourceManager.connect(f"embedded:{tmp_path}")
+    server = rm._store.server
+    assert server is not None and server.pid is not None
+    server.start = lambda: None  # type: ignore[method-assign]
+    os.kill(server.pid, signal.SIGKILL)
+    asking = asyncio.create_task(rm.status())
+    await gone(server)
+    await asyncio.sleep(0)
+    del server.start
+    await rm.close()
+    with pytest.raises(Closed):
+        await asyncio.wait_for(asking, 5)
+    assert not await server.answers()
+    await asyncio.wait_for(gone(server), 1)
 
 
 async def test_the_server_is_in_no_process_group_of_its_owner(tmp_path):

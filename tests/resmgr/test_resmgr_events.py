@@ -137,6 +137,20 @@ async def test_an_offer_that_is_gone_gives_nothing(rm):
     assert (await rm.move_back(fallen)).hardware == "H800"
 
 
+async def test_a_move_that_came_to_nothing_can_be_made_again(rm):
+    first, fallen = await rm.bind(FALLING, timeout=0), await rm.bind(FALLING, timeout=0)
+    await rm.release(first)
+    moved = await rm.move_back(fallen)
+    assert await rm.move_back(fallen) is None  # it has one already
+    position = (await rm.status()).position
+    await rm.release(moved)  # its work did not start there
+    async for event in rm.watch(position):
+        if event.kind == "move_offered":
+            break
+    assert event.binding == fallen.id
+    assert (await rm.move_back(fallen)).hardware == "H800"
+
+
 async def test_a_move_is_of_the_present_amount(rm):
     first, fallen = await rm.bind(FALLING, timeout=0), await rm.bind(FALLING, timeout=0)
     await rm.reconfigure(fallen, 1)

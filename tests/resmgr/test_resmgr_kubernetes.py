@@ -7,6 +7,7 @@ import os
 import threading
 import uuid
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -220,6 +221,45 @@ async def test_pods_that_do_not_run_leave_nothing(place, faulty):
         placing.cancel()
         await asyncio.wait([placing])
         assert placing.cancelled() and faulty.server.objects["pods"] == {}
+
+
+async def test_a_watch_that_breaks_during_a_placement_costs_nothing(place, faulty):
+    await faulty.add_node("a", "NVIDIA-H800", gpu="4")
+    rm = await place.connect()
+    async with backend_of(rm, faulty) as backend:
+        binding = await rm.bind(gang(2), timeout=0)
+        placing = asyncio.create_task(backend.place(binding, SPEC, timeout=30))
+        await faulty.server.until(lambda: len(faulty.server.watches) == 2)
+        faulty.server.drop()
+        await faulty.server.until(lambda: not faulty.server.watches)
+        kubelet = asyncio.create_task(faulty.run_pods(backend))
+        assert len((await placing).names) == 2
+        kubelet.cancel()
+        await asyncio.wait([kubelet])
+
+        binding = await rm.bind(gang(1), timeout=0)
+        placing = asyncio.create_task(backend.place(binding, SPEC, timeout=30))
+        await faulty.server.until(lambda: len(faulty.server.watches) == 2)
+        faulty.server.drop()
+        name = f"gen-{binding.id[:12]}-{binding.token}-0"
+        await faulty.call("delete_namespaced_pod", name, "default", _preload_content=False)
+        with pytest.raises(NotPlaced, match=f"pod {name} was deleted"):
+            await placing
+
+
+async def test_watches_keep_no_thread_from_other_calls(place, faulty):
+    await faulty.add_node("a", "NVIDIA-H800", gpu="4")
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    rm = await place.connect()
+    async with backend_of(rm, faulty) as backend:
+        bindings = [await rm.bind(gang(1), timeout=0) for _ in range(4)]
+        placing = [asyncio.create_task(backend.place(binding, SPEC, timeout=30)) for binding in bindings]
+        async with asyncio.timeout(20):
+            await faulty.server.until(lambda: len(faulty.server.watches) == 5)
+            kubelet = asyncio.create_task(faulty.run_pods(backend))
+            await asyncio.gather(*placing)
+        kubelet.cancel()
+        await asyncio.wait([kubelet])
 
 
 async def test_what_the_server_refuses_is_told(place, faulty):

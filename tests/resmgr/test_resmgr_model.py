@@ -106,6 +106,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.doomed: list[str] = []
         self.requests: dict[str, Request] = {}
         self.groups: dict[str, list[str]] = {}
+        self.moved: dict[str, str] = {}
         self.known: dict[str, Binding] = {}
         self.queued: list[str] = []
         self.arrived: list[str] = []
@@ -240,8 +241,17 @@ class StoreMachine(RuleBasedStateMachine):
         binding = who.choice([b for b in self.known.values() if b.fell_back])
         new = self.name()
         self.requests[new] = self.requests[binding.id]
+        request = msgspec.structs.replace(self.requests[new], min_amount=None)
+        room = Room(self.pools, list(self.known.values()), "H800")
+        is_free = not any("H800" in w.classes for w in self.status().waiting)
         answer = self.twice(again, "move_back", who.choice(self.alive), binding.id, str(binding.token), new)
         assert answer[0] in (b"granted", b"busy")
+        if self.moved.get(binding.id) in self.known:
+            assert answer[0] == b"busy", "moved twice"
+        elif binding.owner in self.alive and binding.amount == request.amount and not request.spread:
+            assert (answer[0] == b"granted") == (is_free and room.holds(request)), "a move that nobody offers again"
+        if answer[0] == b"granted":
+            self.moved[binding.id] = new
 
     @rule(who=st.randoms(use_true_random=False))
     @precondition(lambda self: len(self.alive) > 1)
@@ -290,6 +300,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert to_milli("x", pool.free + 1) - UNIT == rooms[pool.hardware].free(self.pools[pool.name])
         self.grants_are_in_order(status)
         self.nobody_waits_beside_room(status, rooms)
+        self.everybody_stands_where_they_could_be_served(status)
         for session in self.doomed:
             if session not in status.leases:
                 assert all(b.holder != session for b in status.bindings)
@@ -322,6 +333,13 @@ class StoreMachine(RuleBasedStateMachine):
             )
             if queue and not self.requests[queue[0]].spread and queue[0] not in self.groups:
                 assert not rooms[hardware].holds(self.requests[queue[0]]), "waits beside room"
+
+    def everybody_stands_where_they_could_be_served(self, status: Status) -> None:
+        empty = {hardware: Room(self.pools, [], hardware) for hardware in CLASSES}
+        for waiter in status.waiting:
+            for request in [self.requests[key] for key in self.groups.get(waiter.id, [waiter.id])]:
+                could = {c for c in [*request.prefer, *request.fallback] if empty[c].holds(request)}
+                assert could <= set(waiter.classes), "stands in too few queues"
 
     def teardown(self) -> None:
         if hasattr(self, "store"):

@@ -120,6 +120,32 @@ async def test_a_new_pool_serves_the_queue(rm):
     assert (await task).allocations[0].pool == "more"
 
 
+async def test_a_class_that_grows_serves_those_who_wait_elsewhere(rm):
+    await rm.register(Pool("c", hardware="small", total=1))
+    await rm.bind(Request("x", prefer=["H800"], amount=4), timeout=0)
+    one = Request("gen", prefer=["H800"], fallback=["small"], amount=2)
+    first, second = await queue_up(rm, one, one)
+    both = asyncio.create_task(rm.bind_all([one, Request("more", prefer=["H20"], amount=4)]))
+    await waiting(rm, 3)
+    await rm.register(Pool("c", hardware="small", total=3), replace=True)
+    assert (await first).hardware == "small"
+    assert [w.classes for w in (await rm.status()).waiting] == [("H800", "small"), ("H800", "H20", "small")]
+    await rm.register(Pool("c", hardware="small", total=6), replace=True)
+    assert (await second).hardware == "small"
+    assert [b.hardware for b in await both] == ["small", "H20"]
+
+
+@pytest.mark.parametrize("owner", [True, False])
+async def test_growth_of_a_binding_that_ends_is_over(rm, place, owner):
+    binding = await rm.bind(Request("x", prefer=["H800"], amount=2), timeout=0)
+    await rm.bind(Request("y", prefer=["H800"], amount=2), timeout=0)
+    growing = asyncio.create_task(rm.reconfigure(binding, 4))
+    await waiting(rm, 1)
+    await (rm if owner else await place.connect()).release(binding)
+    with pytest.raises(StaleBinding, match="ended while it waited to grow"):
+        await asyncio.wait_for(growing, 10)
+
+
 async def test_growth_waits_its_turn(rm):
     binding = await rm.bind(Request("x", prefer=["H800"], amount=2), timeout=0)
     other = await rm.bind(Request("y", prefer=["H800"], amount=2), timeout=0)

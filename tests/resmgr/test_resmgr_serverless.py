@@ -51,6 +51,20 @@ async def test_an_endpoint_that_is_gone_moves_its_bindings_and_returns_with_its_
         assert sum(p.total for p in (await rm.status()).pools) == 12
 
 
+async def test_a_probe_that_raises_has_had_no_answer(place, caplog):
+    async def probe(endpoint: Endpoint) -> bool:
+        if endpoint.name == "a":
+            raise ConnectionRefusedError("nobody there")
+        return True
+
+    rm = await place.connect()
+    async with ServerlessBackend(rm, [A, B], probe=probe, interval=3600) as backend:
+        for _ in range(3):
+            await backend.refresh()
+        assert sum(p.total for p in (await rm.status()).pools) == 8
+    assert "endpoint a: its probe raised ConnectionRefusedError('nobody there')" in caplog.text
+
+
 async def test_a_probe_reads_the_health_of_the_host():
     answer = b"HTTP/1.1 200 OK\r\n\r\n"
 

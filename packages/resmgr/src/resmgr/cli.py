@@ -66,12 +66,17 @@ def _parser() -> argparse.ArgumentParser:
 async def _store(options: argparse.Namespace) -> AsyncIterator[Store]:
     store = Store(options.url, options.namespace, patience=5.0)
     try:
-        if store.server and not store.server.directory.is_dir():
-            raise StoreUnavailable(f"there is no store at {store.server.directory}")
+        _check_there(store)
         await store.open()
         yield store
     finally:
         await store.close()
+
+
+def _check_there(store: Store) -> None:
+    """Looking at a folder makes no store of it."""
+    if store.server and not os.path.exists(store.server.directory / "lock"):
+        raise StoreUnavailable(f"there is no store at {store.server.directory}; `resmgr apply` makes one")
 
 
 async def _read(store: Store) -> Status:
@@ -129,6 +134,8 @@ async def _stop(options: argparse.Namespace) -> None:
     if store.server is None:
         raise StoreUnavailable(f"{options.url} is not embedded:DIR; stop that server where it was started")
     try:
-        await store.shutdown()
+        _check_there(store)
+        stopped = await store.shutdown()
+        print(f"{store.server.directory}: {'stopped' if stopped else 'no server runs here; stopped already'}")
     finally:
         await store.close()

@@ -66,7 +66,7 @@ class EmbeddedServer:
         try:
             async with asyncio.timeout(timeout):
                 # Neither another process's lock nor a server's start can be waited for; both last milliseconds.
-                while not await self._answers():
+                while not await self.answers():
                     self.start()
                     await asyncio.sleep(0.004)
         except TimeoutError:
@@ -83,7 +83,8 @@ class EmbeddedServer:
             process.terminate()
         await asyncio.to_thread(process.wait)
 
-    async def _answers(self) -> bool:
+    async def answers(self) -> bool:
+        """Whether a server runs on the directory now."""
         try:
             reader, writer = await asyncio.open_unix_connection(self.socket_path)
         except OSError:

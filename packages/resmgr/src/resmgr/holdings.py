@@ -124,6 +124,8 @@ class Holdings:
         if kind == "granted":
             if not self._waiting.grant(key, body) and held is not None:
                 self._changed(held.binding.id, body)  # grown, for a caller that is gone
+        elif kind == "ended":
+            self._waiting.end(key, StaleBinding(f"binding {key.removesuffix(GROWS)} ended while it waited to grow"))
         elif held is not None and held.binding.token == int(body):
             self._ask_again(held)
         else:
@@ -137,8 +139,9 @@ class Holdings:
 
     async def restore(self) -> None:
         """Asks again for all that stood under an earlier session."""
+        session = await self._session.ready()
         for key, held in list(self._held.items()):
-            if key not in self._rebinding and held.binding.owner != await self._session.ready():
+            if key not in self._rebinding and held.binding.owner != session:
                 self._ask_again(held)
 
     def _ask_again(self, held: Held) -> None:

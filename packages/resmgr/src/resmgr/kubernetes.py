@@ -175,16 +175,17 @@ class KubernetesBackend:
         def pods(**options: Any) -> Any:
             return self._core.list_namespaced_pod(self._namespace, label_selector=selector, **options)
 
-        found, version = await asyncio.to_thread(PodObject.listed, pods)
-        for pod in found:
-            _note(pod, missing)
         while missing:
-            async with Watch(pods, version, PodObject) as watch:
-                async for kind, pod in watch:
-                    _note(pod, missing, gone=kind == "DELETED")
-                    if not missing:
-                        return
-                version = watch.version
+            found, version = await asyncio.to_thread(PodObject.listed, pods)
+            for pod in found:
+                _note(pod, missing)
+            for name in missing - {pod.name for pod in found}:
+                raise NotPlaced(f"pod {name} was deleted")
+            try:
+                await _until_running(pods, version, missing)
+            except (Gone, HTTPError) as error:
+                log.warning("the watch of pods broke: %s", error)
+                await asyncio.sleep(self._retry)
 
     async def remove(self, pods: Pods) -> None:
         """Ends the pods; the binding stays."""
@@ -263,6 +264,16 @@ async def _whole(call: Callable[..., Any], *args: Any) -> None:
     except asyncio.CancelledError:
         await asyncio.gather(work, return_exceptions=True)
         raise
+
+
+async def _until_running(pods: Callable[..., Any], version: str, missing: set[str]) -> None:
+    while missing:
+        async with Watch(pods, version, PodObject) as watch:
+            async for kind, pod in watch:
+                _note(pod, missing, gone=kind == "DELETED")
+                if not missing:
+                    return
+            version = watch.version
 
 
 def _note(pod: PodObject, missing: set[str], gone: bool = False) -> None:

@@ -6,6 +6,8 @@ Invariant: leaving the context ends the read that is under way, so that its thre
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -43,19 +45,22 @@ class Watch(Generic[T]):
         self._call = call
         self._kind: Any = kind
         self._response: Any = None
+        # Of its own: a watch waits for minutes, and would keep the loop's few threads from all other calls.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="resmgr-watch")
         self._reading: asyncio.Future[bytes | None] | None = None
 
     async def __aenter__(self) -> Self:
+        opening = partial(
+            self._call,
+            watch=True,
+            resource_version=self.version,
+            allow_watch_bookmarks=True,
+            timeout_seconds=LASTS_S,
+            _request_timeout=(10, LASTS_S + 30),
+            _preload_content=False,
+        )
         try:
-            self._response = await asyncio.to_thread(
-                self._call,
-                watch=True,
-                resource_version=self.version,
-                allow_watch_bookmarks=True,
-                timeout_seconds=LASTS_S,
-                _request_timeout=(10, LASTS_S + 30),
-                _preload_content=False,
-            )
+            self._response = await asyncio.get_running_loop().run_in_executor(self._thread, opening)
         except client.ApiException as error:
             raise Gone if error.status == 410 else error from None
         return self
@@ -68,11 +73,12 @@ class Watch(Generic[T]):
         if self._reading is not None:
             await asyncio.gather(self._reading, return_exceptions=True)
         self._response.close()
+        self._thread.shutdown(wait=False)
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, T]]:
-        lines = self._lines()
+        loop, lines = asyncio.get_running_loop(), self._lines()
         while True:
-            self._reading = asyncio.ensure_future(asyncio.to_thread(next, lines, None))
+            self._reading = loop.run_in_executor(self._thread, next, lines, None)
             line = await asyncio.shield(self._reading)
             if line is None:
                 return

@@ -91,12 +91,13 @@ class RayBackend:
     async def place(self, binding: Binding, timeout: float = 30.0) -> Placement:
         """A placement group with a bundle for each chunk, pinned to the node that the binding has it on."""
         bundles, pins = self._bundles(binding)
-        group = await asyncio.to_thread(placement_group, bundles, bundle_label_selector=pins)
+        making = asyncio.ensure_future(asyncio.to_thread(placement_group, bundles, bundle_label_selector=pins))
         try:
             async with asyncio.timeout(timeout):
+                group = await asyncio.shield(making)
                 await group.ready()
         except BaseException as error:
-            await asyncio.to_thread(remove_placement_group, group)
+            await asyncio.to_thread(remove_placement_group, await making)  # it is made, whoever waits for it
             if isinstance(error, TimeoutError):
                 raise BindTimeout(
                     f"Ray did not place binding {binding.id} on {binding.nodes} within {timeout} s; "

@@ -7,6 +7,7 @@ pool: the bindings on it are lost and granted again elsewhere; it returns with i
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -19,6 +20,7 @@ from resmgr.follower import Follower
 from resmgr.manager import ResourceManager
 from resmgr.values import Binding, Node, Pool, check_name
 
+log = logging.getLogger("resmgr")
 # One lost answer is a hiccup; three in a row, an interval apart, are an outage.
 DOWN_AFTER = 3
 _LONGEST_ANSWER_S = 2.0
@@ -60,6 +62,14 @@ async def answers(endpoint: Endpoint) -> bool:
     except (OSError, ValueError):  # a timeout is the one; a name that is none, or an endless first line, the other
         return False
     return len(status) > 1 and status[1][:1] in (b"2", b"4")
+
+
+def _is_there(name: str, answer: bool | BaseException) -> bool:
+    """A probe that raises has had no answer."""
+    if isinstance(answer, BaseException):
+        log.warning("endpoint %s: its probe raised %r", name, answer)
+        return False
+    return answer
 
 
 class ServerlessBackend:
@@ -108,9 +118,9 @@ class ServerlessBackend:
     async def refresh(self) -> None:
         """Asks every endpoint whether it is there, and registers those that are."""
         names = list(self._endpoints)
-        there = await asyncio.gather(*(self._probe(self._endpoints[name]) for name in names))
-        for name, is_there in zip(names, there, strict=True):
-            self._missed[name] = 0 if is_there else self._missed[name] + 1
+        probes = (self._probe(self._endpoints[name]) for name in names)
+        for name, answer in zip(names, await asyncio.gather(*probes, return_exceptions=True), strict=True):
+            self._missed[name] = 0 if _is_there(name, answer) else self._missed[name] + 1
         await self._register()
 
     async def _register(self) -> None:

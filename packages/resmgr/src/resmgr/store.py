@@ -26,7 +26,7 @@ from redis.exceptions import (
 
 from resmgr.connection import Connection, NotRedis, packed
 from resmgr.embedded import EmbeddedServer
-from resmgr.errors import Invalid, NotAStore, StoreMismatch, StoreUnavailable
+from resmgr.errors import Closed, Invalid, NotAStore, StoreMismatch, StoreUnavailable
 from resmgr.values import check_name
 
 _SCHEMES = ("redis://", "rediss://", "unix://", "valkey://")
@@ -144,6 +144,8 @@ class Store:
         command = packed(("FCALL", self._function, 1, self._prefix, name, *args))
         pause, repeated = 0.005, False
         while True:
+            if repeated and self._closed:
+                raise Closed("the manager was closed before the store answered")
             try:
                 if repeated and self.server:
                     self.server.start()
@@ -193,13 +195,17 @@ class Store:
                 after = entries[-1][0].decode()
             yield [(number.decode(), next(iter(fields.values()))) for number, fields in entries]
 
-    async def shutdown(self) -> None:
-        """Stops the server itself, whoever started it."""
+    async def shutdown(self) -> bool:
+        """Stops the embedded server, whoever started it; False where none runs."""
+        assert self.server is not None
         try:
-            await self._limited(self._redis.ping())
+            if not await self._limited(self.server.answers()):
+                return False
             await self._redis.shutdown()
         except (*_PASSING, RedisError) as error:
-            raise StoreUnavailable(f"{self.url} did not stop: {error}") from error
+            what = str(error) or f"no answer within {self._io_timeout} s"
+            raise StoreUnavailable(f"{self.url} did not stop: {what}") from error
+        return True
 
     async def close(self) -> None:
         self._closed = True

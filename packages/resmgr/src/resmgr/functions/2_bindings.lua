@@ -2,7 +2,7 @@
 --
 --   bindings      hash   id -> packed {owner, holder, token, class, fell_back, amount, chunk, role, apart, allocs}
 --   held:SESSION  set    ids that end with the session's lease
---   fell:SESSION  hash   id -> packed {spec, fits_since} of bindings on a fallback class
+--   fell:SESSION  hash   id -> packed {spec, fits_since, moved_to} of bindings on a fallback class
 --   counts        hash   event kind -> how often since the store began
 --   notes         hash   id -> what the holder wrote beside its binding
 --   events        stream "0-N", N without gaps: a reader that misses one sees it

@@ -40,13 +40,45 @@ local function waiter(id)
 end
 
 -- Puts a waiter into the queues of its `classes`.
-local function enqueue(w, front)
-  local arrival = call('HINCRBY', P .. 'meta', 'arrivals', 1)
-  local rank, flat = -w.priority * 2 ^ 40 + (front and 0 or arrival), {}
+local function stand(w, rank)
+  local flat = {}
   for _, part in ipairs(w.parts) do flat[#flat + 1], flat[#flat + 2] = part.id, part.spec.packed end
   call('HSET', P .. 'waiters', w.id, cmsgpack.pack({ w.owner, w.grows, w.classes, flat }))
-  call('SADD', P .. 'waits:' .. w.owner, w.id)
   for _, class in ipairs(w.classes) do call('ZADD', P .. 'queue:' .. class, rank, w.id) end
+end
+
+local function enqueue(w, front)
+  local arrival = call('HINCRBY', P .. 'meta', 'arrivals', 1)
+  call('SADD', P .. 'waits:' .. w.owner, w.id)
+  stand(w, -w.priority * 2 ^ 40 + (front and 0 or arrival))
+end
+
+-- Whether a waiter does not stand in the queue of a class that could hold a part of it.
+local function is_missing_at(w, class)
+  for _, name in ipairs(w.classes) do
+    if name == class then return false end
+  end
+  for _, part in ipairs(w.parts) do
+    for _, name in ipairs(part.spec.classes) do
+      if name == class then
+        local _, _, fits = capacity(class, part.spec)
+        if fits >= part.spec.least then return true end
+      end
+    end
+  end
+  return false
+end
+
+-- A class that has changed may be able to hold those who wait elsewhere: they stand in its queue too, at their rank.
+local function join(class)
+  for _, id in ipairs(call('HKEYS', P .. 'waiters')) do
+    local w = waiter(id)
+    if is_missing_at(w, class) then
+      local rank = call('ZSCORE', P .. 'queue:' .. w.classes[1], id)
+      w.classes[#w.classes + 1] = class
+      stand(w, rank)
+    end
+  end
 end
 
 local function dequeue(w)
@@ -151,10 +183,13 @@ local function settle()
   end
 end
 
--- A binding that ends takes its wish to grow with it.
+-- A binding that ends takes its wish to grow with it, and whoever waits for that hears of it.
 local function finish(id, rec, kind, reason)
   local grow = waiter(id .. '+')
-  if grow then dequeue(grow) end
+  if grow then
+    dequeue(grow)
+    tell(grow.owner, 'ended', grow.id, '')
+  end
   drop(id, rec, kind, reason)
 end
 

@@ -58,6 +58,11 @@ local function better(spec, amount)
   return nil
 end
 
+-- Whether a fallen binding has a second one, to which it moves: then nothing better is offered.
+local function moved(row)
+  return row[3] and call('HEXISTS', P .. 'bindings', row[3]) == 1
+end
+
 -- Offers one fallen binding of a session its preferred class, when that has had room for `settle_ms` without a break.
 local function offer(session, clock, settle_ms, cursor)
   local page = call('HSCAN', P .. 'fell:' .. session, cursor, 'COUNT', 64)
@@ -65,7 +70,7 @@ local function offer(session, clock, settle_ms, cursor)
   for i = 1, #page[2], 2 do
     local id, row = page[2][i], cmsgpack.unpack(page[2][i + 1])
     local rec = binding(id)
-    local class = better(read_spec(row[1]), rec.amount)
+    local class = not moved(row) and better(read_spec(row[1]), rec.amount)
     local since = class and (row[2] < 0 and clock or row[2]) or -1
     if class and not offered and clock - since >= settle_ms then
       offered = true
@@ -73,7 +78,7 @@ local function offer(session, clock, settle_ms, cursor)
       rec.class = class
       emit('move_offered', id, rec)
     end
-    if since ~= row[2] then call('HSET', P .. 'fell:' .. session, id, cmsgpack.pack({ row[1], since })) end
+    if since ~= row[2] then call('HSET', P .. 'fell:' .. session, id, cmsgpack.pack({ row[1], since, row[3] })) end
   end
   return page[1]
 end

@@ -69,6 +69,7 @@ function calls.register(name, definition, class, nodes, mode)
   for i = 1, #nodes, 3 do wanted[nodes[i]] = cmsgpack.pack({ class, nodes[i + 1], nodes[i + 2] }) end
   evict(name, wanted)
   for place, packed in pairs(wanted) do install(name, place, packed) end
+  join(class)
   call('HSET', P .. 'pools', name, definition)
   call('SADD', P .. 'classes', class)
   touched[class] = true
@@ -278,15 +279,16 @@ function calls.move_back(session, id, token, new)
   local rec, answer = current(id, token)
   if not rec then return answer end
   if call('EXISTS', P .. 'gone:' .. new) == 1 then return { 'withdrawn' } end
-  local fallen = call('HGET', P .. 'fell:' .. rec.owner, id)
-  local spec = fallen and read_spec(cmsgpack.unpack(fallen)[1])
+  local packed = call('HGET', P .. 'fell:' .. rec.owner, id)
+  local row = packed and cmsgpack.unpack(packed)
+  local spec = row and not moved(row) and read_spec(row[1])
   local class = spec and better(spec, rec.amount)
   if not class then return { 'busy' } end
   local allocs, amount = take(class, spec, admission(spec, {}), {})
   mark({ role = spec.role, apart = spec.apart, allocs = allocs }, 1)
-  local moved = grant(new, session, spec, class, allocs, amount, 'moved_back', id)
-  call('HDEL', P .. 'fell:' .. rec.owner, id)
-  return { 'granted', granted({ moved }) }
+  local second = grant(new, session, spec, class, allocs, amount, 'moved_back', id)
+  call('HSET', P .. 'fell:' .. rec.owner, id, cmsgpack.pack({ row[1], -1, new }))
+  return { 'granted', granted({ second }) }
 end
 
 -- Puts a binding under the lease of another session: the one that runs on it.
