@@ -31,6 +31,8 @@ from weightsync import (
 from weightsync.manifest import manifest_key
 from weightsync.tensors import Bytes
 
+pytestmark = pytest.mark.seconds
+
 SIZE = 200
 
 
@@ -156,6 +158,14 @@ class WeightMachine(RuleBasedStateMachine):
         self.run(self.publisher.rewind(1 << 40))
         with pytest.raises(Fenced):
             self.run(old.rewind(0))
+
+    @rule()
+    def forget(self) -> None:
+        """As a Mooncake master that was started anew."""
+        self.store._objects.clear()
+        self.store._values.clear()
+        self.may_hold.clear()
+        self.clean = False
 
     @rule(which=st.integers(0, 5), spoils=st.booleans())
     def pull(self, which: int, spoils: bool) -> None:
