@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, about: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=about)
         command.add_argument("url", help="redis://HOST:PORT/DB, unix://PATH or embedded:DIR")
-        command.add_argument("--namespace", default="resmgr")
+        command.add_argument("--namespace", default="resmgr", help="of the keys in the store (default: resmgr)")
         return command
 
     status = add("status", "print pools, bindings and the queue")
@@ -51,8 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     status.set_defaults(run=_status)
     serve = add("serve", "answer Prometheus scrapes")
-    serve.add_argument("--host", default="127.0.0.1")
-    serve.add_argument("--port", type=int, default=9477)
+    serve.add_argument("--host", default="127.0.0.1", help="to listen on (default: 127.0.0.1)")
+    serve.add_argument("--port", type=int, default=9477, help="0 for any that is free (default: 9477)")
     serve.set_defaults(run=_serve)
     apply = add("apply", "register the pools of a YAML file")
     apply.add_argument("file", help="pool names mapped to hardware, total or nodes, labels, backend")
