@@ -218,12 +218,29 @@ asyncio.run(main())
 """
 
 
-async def test_environments_do_not_outlive_a_killed_parent():
+IMPORTING = """
+import asyncio, os, signal
+from envmanager.backends import SubprocessBackend
+
+async def main():
+    backend = SubprocessBackend("tests.envmanager.endless:Env")
+    resetting = asyncio.create_task(backend("k").reset(seed=0))
+    while backend._pool._forks._nursery is None:
+        await asyncio.sleep(0)
+    print(backend._pool._forks._nursery.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("script", "pids"), [(ORPHANING, 3), (IMPORTING, 1)], ids=["playing", "importing"])
+async def test_environments_do_not_outlive_a_killed_parent(script, pids):
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipe = asyncio.subprocess.PIPE
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", ORPHANING, stdout=pipe, env=environ)
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=pipe, env=environ)
     out, _ = await parent.communicate()
-    assert parent.returncode == -signal.SIGKILL and len(out.split()) == 3
+    assert parent.returncode == -signal.SIGKILL and len(out.split()) == pids
     async with asyncio.timeout(20):
         while any(alive(int(pid)) for pid in out.split()):  # noqa: ASYNC110 - nobody here is their parent
             await asyncio.sleep(0.01)

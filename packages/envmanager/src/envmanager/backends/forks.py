@@ -68,7 +68,7 @@ class Forks:
         self._orders.setblocking(False)
         with there:
             self._nursery = await asyncio.create_subprocess_exec(
-                *(*command, str(there.fileno()), self._target),
+                *(*command, str(there.fileno()), self._target, str(os.getpid())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=[there.fileno()],

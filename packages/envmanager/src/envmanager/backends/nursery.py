@@ -5,13 +5,16 @@ Invariants:
 - the target is imported here only if that leaves a single thread, since threads do not survive a fork; otherwise,
   or where the import fails, each worker imports it itself
   (test_envmanager_subprocess.py::test_a_target_with_threads_is_not_forked);
-- this process ends with its pool: when the control socket is closed
+- this process ends with its pool: when the control socket is closed, or, while an import goes on that may never end,
+  when the pool's process dies
   (test_envmanager_subprocess.py::test_environments_do_not_outlive_a_killed_parent).
 
-Run as `python -P -m envmanager.backends.nursery CONTROL TARGET`; without TARGET nothing of the user's is imported.
+Run as `python -P -m envmanager.backends.nursery CONTROL TARGET PARENT`; without TARGET nothing of the user's is
+imported.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -26,20 +29,26 @@ from envmanager.backends.wire import Order
 from envmanager.backends.worker import serve
 from envmanager.naming import named
 
+PR_SET_PDEATHSIG = 1
 FDS = 2  # the worker's socket and the lifeline, which become the keeper's 0 and 1
 
 
-def preload(target: str) -> bool:
+def preload(target: str, parent: int) -> bool:
     """Imports the target; says whether forking is still safe."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
     with contextlib.suppress(Exception, SystemExit):  # each worker will meet the same error, and report it
         named(target)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def main(control: int, target: str) -> None:
-    if target and not preload(target):
+def main(control: int, target: str, parent: int) -> None:
+    if target and not preload(target, parent):
         os.set_inheritable(control, True)
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "envmanager.backends.nursery", str(control), ""])
+        again = ["-P", "-m", "envmanager.backends.nursery", str(control), "", str(parent)]
+        os.execv(sys.executable, [sys.executable, *again])
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # a terminal's interrupt is for the pool's process, which ends this one
@@ -61,4 +70,4 @@ def main(control: int, target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
