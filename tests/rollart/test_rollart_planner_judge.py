@@ -134,17 +134,15 @@ def test_a_child_that_was_killed_is_told(tmp_path: Path) -> None:
 def test_children_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(place)], stdout=subprocess.PIPE, cwd=Path(__file__).parent
-    )
-    assert parent.stdout is not None
-    child = os.pidfd_open(int(parent.stdout.readline()))
-    parent.kill()
+    command = [sys.executable, "-c", PARENT, str(place)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent) as parent:
+        assert parent.stdout is not None
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
     ended, _, _ = select.select([child], [], [], 30)
     os.close(child)
     assert ended
     assert not place.exists()
-    parent.communicate()
 
 
 def test_what_all_have_in_common_is_no_noise() -> None:

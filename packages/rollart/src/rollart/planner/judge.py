@@ -165,23 +165,38 @@ def _work(
 ) -> None:
     """In the child: what the parent should know of an error is its text."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told too, and ends this
+    signal.signal(signal.SIGTERM, _stop)
     logging.getLogger().setLevel(logging.ERROR)  # what fails in a simulated world is no news
     multiprocessing.set_start_method("fork", force=True)  # the locks of a metrics writer have no name then to be left
-    threading.Thread(target=_end_with_parent, args=(place,), daemon=True).start()
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
-        answer: Judged | str = judge(tree, candidate, iterations, by, place)
-    except Exception as error:
-        answer = _told(error)
-    mouth.send(answer)
+        try:
+            answer: Judged | str = judge(tree, candidate, iterations, by, place)
+        except Exception as error:
+            answer = _told(error)
+        mouth.send(answer)
+    except (_Orphaned, BrokenPipeError):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        shutil.rmtree(place, ignore_errors=True)  # here, where nothing is simulated any more that makes files
+        os._exit(1)
 
 
-def _end_with_parent(place: str) -> None:
-    """A parent that was killed could end nobody, and nobody would hear the answer."""
+class _Orphaned(SystemExit):
+    """Nobody would hear the answer. An event loop lets none through but this and the keyboard's interrupt."""
+
+
+def _stop(*_: object) -> None:
+    raise _Orphaned
+
+
+def _stop_with_parent() -> None:
+    """A parent that was killed could end nobody."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "only children call this"
     parent.join()
-    shutil.rmtree(place, ignore_errors=True)
-    os._exit(1)
+    while True:  # an exception that comes in a destructor is lost
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.0)
 
 
 def _heard(ear: Connection, candidate: Candidate, process: BaseProcess) -> Judged | Failed:
