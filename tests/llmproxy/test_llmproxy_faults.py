@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from tests.llmproxy.simulated import now, request, worker
 
 from llmproxy import (
     AffinityRouter,
@@ -19,18 +20,6 @@ from llmproxy import (
     SimWorker,
     WorkerLost,
 )
-
-
-def worker(id: str = "w", **options: object) -> SimWorker:
-    return SimWorker(id, **({"prefill_rate": 100.0, "decode_rate": 10.0} | options))  # type: ignore[arg-type]
-
-
-def request(id: str = "t", tokens: int = 20) -> GenerateRequest:
-    return GenerateRequest(id, [1] * 100, tokens)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class Erring(SimWorker):

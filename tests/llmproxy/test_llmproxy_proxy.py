@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from msgspec.structs import replace
+from tests.llmproxy.simulated import request, start, worker
 
 from llmproxy import (
     Aborted,
@@ -24,19 +25,6 @@ from llmproxy import (
     Span,
     WorkerLost,
 )
-
-
-def worker(id: str = "w", **options: object) -> SimWorker:
-    """10 tokens a second after a second of prefill for 100 tokens of prompt."""
-    return SimWorker(id, **({"prefill_rate": 100.0, "decode_rate": 10.0} | options))  # type: ignore[arg-type]
-
-
-def request(id: str = "t", tokens: int = 20) -> GenerateRequest:
-    return GenerateRequest(id, [1] * 100, tokens)
-
-
-def start(proxy: LLMProxy, asked: GenerateRequest) -> asyncio.Task[GenerateResult]:
-    return asyncio.create_task(proxy.generate(asked))
 
 
 def idle(proxy: LLMProxy) -> bool:

@@ -5,36 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.llmproxy.simulated import now, request, serving, start, worker
 
 from llmproxy import (
-    GenerateRequest,
-    GenerateResult,
     LLMProxy,
     ProxyConfig,
     SimWorker,
     Span,
     WrongState,
 )
-
-
-def worker(id: str = "w", **options: object) -> SimWorker:
-    return SimWorker(id, **({"prefill_rate": 100.0, "decode_rate": 10.0} | options))  # type: ignore[arg-type]
-
-
-def request(id: str = "t", tokens: int = 20) -> GenerateRequest:
-    return GenerateRequest(id, [1] * 100, tokens)
-
-
-def start(proxy: LLMProxy, asked: GenerateRequest) -> asyncio.Task[GenerateResult]:
-    return asyncio.create_task(proxy.generate(asked))
-
-
-def serving(proxy: LLMProxy) -> list[str]:
-    return [stats.id for stats in proxy.stats().workers if not stats.fenced]
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class Slow(SimWorker):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.llmproxy.simulated import request, serving, start, worker
 
 from llmproxy import (
     Ack,
-    GenerateRequest,
-    GenerateResult,
     LLMProxy,
     ProxyConfig,
     SimWorker,
@@ -17,22 +16,6 @@ from llmproxy import (
     UpdateFailed,
     WrongState,
 )
-
-
-def worker(id: str = "w", **options: object) -> SimWorker:
-    return SimWorker(id, **({"prefill_rate": 100.0, "decode_rate": 10.0} | options))  # type: ignore[arg-type]
-
-
-def request(id: str = "t", tokens: int = 20) -> GenerateRequest:
-    return GenerateRequest(id, [1] * 100, tokens)
-
-
-def start(proxy: LLMProxy, asked: GenerateRequest) -> asyncio.Task[GenerateResult]:
-    return asyncio.create_task(proxy.generate(asked))
-
-
-def serving(proxy: LLMProxy) -> list[str]:
-    return [stats.id for stats in proxy.stats().workers if not stats.fenced]
 
 
 async def roll(proxy: LLMProxy, version: int) -> list[Ack]:
