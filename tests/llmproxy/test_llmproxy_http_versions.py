@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from tests.llmproxy.gateways import expected, until
 from tests.llmproxy.test_llmproxy_gateway_admin import Loader
-from tests.llmproxy.test_llmproxy_http_worker import REQUEST, working
+from tests.llmproxy.test_llmproxy_http_worker import REQUEST, Silent, working
 
 from llmproxy import Partial, Span, WorkerLost
 from llmproxy.dialects import VLLM
@@ -17,23 +17,6 @@ from llmproxy.http_worker import HTTPWorker
 from llmproxy.standin import StandIn, send
 
 LONG = replace(REQUEST, max_tokens=5_000)
-
-
-class Silent(StandIn):
-    """Says nothing while `speaks` is not set."""
-
-    def __init__(self, delay: float) -> None:
-        super().__init__(delay=delay)
-        self.speaks = asyncio.Event()
-        self.speaks.set()
-
-    async def answer(self, method, path, headers, body, writer) -> bool:
-        await self.speaks.wait()
-        return await super().answer(method, path, headers, body, writer)
-
-    async def _wait(self, aborted: asyncio.Event) -> None:
-        await self.speaks.wait()
-        await super()._wait(aborted)
 
 
 async def made(server: StandIn, tokens: int) -> int:

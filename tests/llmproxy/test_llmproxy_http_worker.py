@@ -34,6 +34,23 @@ FREE = Sampling(ignore_eos=True)
 REQUEST = GenerateRequest("t", [1, 2, 3], 12, sampling=FREE, request_id="r")
 
 
+class Silent(StandIn):
+    """Says nothing while `speaks` is not set."""
+
+    def __init__(self, delay: float) -> None:
+        super().__init__(delay=delay)
+        self.speaks = asyncio.Event()
+        self.speaks.set()
+
+    async def answer(self, method, path, headers, body, writer) -> bool:
+        await self.speaks.wait()
+        return await super().answer(method, path, headers, body, writer)
+
+    async def _wait(self, aborted: asyncio.Event) -> None:
+        await self.speaks.wait()
+        await super()._wait(aborted)
+
+
 @asynccontextmanager
 async def working(server: StandIn, **options: Any) -> AsyncIterator[HTTPWorker]:
     port = await server.start()
@@ -206,20 +223,6 @@ async def test_an_error_in_a_stream(code: int, raised: type[Exception]) -> None:
 
 
 async def test_a_server_that_falls_silent_is_noticed_and_what_runs_there_moves() -> None:
-    class Silent(StandIn):
-        def __init__(self, delay: float) -> None:
-            super().__init__(delay=delay)
-            self.speaks = asyncio.Event()
-            self.speaks.set()
-
-        async def answer(self, method, path, headers, body, writer) -> bool:
-            await self.speaks.wait()
-            return await super().answer(method, path, headers, body, writer)
-
-        async def _wait(self, aborted: asyncio.Event) -> None:
-            await self.speaks.wait()
-            await super()._wait(aborted)
-
     first, second = Silent(delay=0.005), StandIn()
     async with working(first, watch=0.02, silence=0.1) as worker, working(second) as other:
         other.id = "other"
